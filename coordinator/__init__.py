@@ -1,0 +1,1 @@
+"""The upper floor that owns the run: data, order, sums, steps, saves, reports."""

@@ -1,0 +1,1 @@
+"""The upper floor that owns the work: supervisor, worker, model, backward."""

@@ -1,0 +1,1 @@
+"""The ground floor, which owns the meaning: messages, sums, objectives, hashes. No sockets, no files."""
