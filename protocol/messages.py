@@ -1,0 +1,322 @@
+"""Every message of the wire, frozen and typed; the comment above each group gives its direction.
+
+Two connections per node. CONTROL belongs to the supervisor, DATA to the worker. A message after the welcome carries the
+`Life` that it belongs to, so that nothing from an earlier coordinator, or from an earlier worker of the node, counts.
+"""
+
+from typing import Union
+
+import msgspec
+
+PROTOCOL_VERSION = 1
+
+
+class Life(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Who is speaking to whom: the run, the coordinator's life, and the node's admission to it."""
+
+    run: str
+    incarnation: int
+    session: int
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True, tag_field="type"):
+    """The base of all messages: a msgpack map with its type's name, unknown fields refused."""
+
+
+class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a worker must know of a run: the model, its LoRA layers, and all that fixes the bits of an answer."""
+
+    model: str
+    method: str
+    seed: int
+    max_length: int
+    lora_rank: int
+    lora_scale: float
+    lora_dropout: float
+    rank_scaling: str
+    target_modules: tuple[str, ...]
+    num_layers: int
+    segment_size: int  # layers per segment; 0 = the whole graph
+    head_chunk: int  # positions of the LM head per chunk
+    fixed: dict[str, str | int | float] = {}  # what else fixes the bits: batch, order, optimizer
+    numerics_id: str = ""
+
+
+class TensorSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One tensor of the adapter: its name in the model and its shape."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+# ---- CONTROL: supervisor -> coordinator
+
+
+class Enlist(Message, frozen=True):
+    """A supervisor asks to take part. `worker` is the pid of a worker that it already has, else 0."""
+
+    protocol: int
+    name: str
+    pid: int
+    worker: int
+    host: dict[str, str]
+
+
+class Beat(Message, frozen=True):
+    """The supervisor is there, and so is its worker (or not)."""
+
+    life: Life
+    count: int
+    worker_pid: int
+    worker_rss_bytes: int
+
+
+class WorkerExit(Message, frozen=True):
+    """The worker ended: the cause as a sentence, and the last lines that it printed."""
+
+    life: Life
+    cause: str
+    tail: tuple[str, ...]
+
+
+class Log(Message, frozen=True):
+    """Lines that the worker printed."""
+
+    life: Life
+    lines: tuple[str, ...]
+
+
+class Left(Message, frozen=True):
+    """The node heard the goodbye and is gone, or waits for the next coordinator."""
+
+    life: Life
+
+
+# ---- CONTROL: coordinator -> supervisor
+
+
+class Admit(Message, frozen=True):
+    """The node takes part: start a worker with this environment (or hand the life to the one there is)."""
+
+    life: Life
+    data_port: int
+    beat_seconds: float
+    environment: dict[str, str]
+
+
+class Noted(Message, frozen=True):
+    """The answer to a beat: the coordinator is there."""
+
+    life: Life
+    count: int
+
+
+# ---- DATA: worker -> coordinator
+
+
+class Hello(Message, frozen=True):
+    """A worker is there and knows which versions it would compute with."""
+
+    life: Life
+    protocol: int
+    name: str
+    versions: dict[str, str]
+
+
+class Progress(Message, frozen=True):
+    """What the worker is doing, as a sentence for a person."""
+
+    life: Life
+    message: str
+
+
+class Loaded(Message, frozen=True):
+    """The model is loaded and has its LoRA layers. `module_bits` gives bits per target module, 0 when not quantised."""
+
+    life: Life
+    model_hash: str
+    manifest: tuple[TensorSpec, ...]
+    module_bits: dict[str, int]
+    num_hidden_layers: int
+    vocab_size: int
+    note: str
+
+
+class CanaryAnswer(Message, frozen=True):
+    """SHA-256 of the canary leaf's gradient and row numbers, computed three times."""
+
+    life: Life
+    digests: tuple[str, ...]
+
+
+class LeafAnswer(Message, frozen=True):
+    """One leaf is computed. Payload: its per-row numbers, float32 [rows or pairs, columns]."""
+
+    life: Life
+    step: int
+    attempt: int
+    adapter_version: int
+    leaf: int
+    columns: int
+    seconds: float
+    peak_bytes: int
+
+
+class Fault(Message, frozen=True):
+    """Something that the worker could not do. `kind`: load | memory | nonfinite | numerics | error."""
+
+    life: Life
+    kind: str
+    message: str
+    step: int = -1
+    leaf: int = -1
+    row_ids: tuple[int, ...] = ()
+
+
+# ---- DATA: coordinator -> worker
+
+
+class Welcome(Message, frozen=True):
+    """The run that the worker now serves."""
+
+    life: Life
+    spec: RunSpec
+
+
+class Canary(Message, frozen=True):
+    """Compute the canary leaf."""
+
+    life: Life
+
+
+class Task(Message, frozen=True):
+    """Work on the leaves [start, stop) of a step that has `total` of them; their rows follow, one LeafRows each.
+
+    `verb`: gradient (one partial per whole subtree comes back) | score (row numbers only).
+    `parameters`: current | base | reference.
+    """
+
+    life: Life
+    verb: str
+    step: int
+    attempt: int
+    adapter_version: int
+    start: int
+    stop: int
+    total: int
+    loss: str
+    parameters: str
+    scalars: dict[str, float]
+
+
+class LeafRows(Message, frozen=True):
+    """The rows of one leaf. Payload: all ids as int32, then all target masks as one byte each, in row order.
+
+    `numbers` holds per-row inputs of the loss (reference log-probs, labels), one per row or pair.
+    """
+
+    life: Life
+    step: int
+    attempt: int
+    leaf: int
+    widths: tuple[int, ...]
+    row_ids: tuple[int, ...]
+    lengths: tuple[int, ...]
+    numbers: dict[str, tuple[float, ...]] = {}
+
+
+# ---- both ways, DATA: vectors, in blocks of 1 MiB under credits
+
+
+class VectorOffer(Message, frozen=True):
+    """A vector waits at its sender for credits. `kind`: adapter (down) | partial (up, over leaves [start, stop)).
+
+    `slice_start` and `slice_stop` say which elements it covers: today always the whole vector.
+    """
+
+    life: Life
+    stream: int
+    kind: str
+    adapter_version: int
+    elements: int
+    step: int = -1
+    attempt: int = -1
+    start: int = -1
+    stop: int = -1
+    slice_start: int = 0
+    slice_stop: int = 0
+
+
+class VectorBlock(Message, frozen=True):
+    """One block. Payload: little-endian float32, 1 MiB, the last one shorter."""
+
+    life: Life
+    stream: int
+    index: int
+
+
+class VectorEnd(Message, frozen=True):
+    """All blocks were sent; the SHA-256 of the whole vector."""
+
+    life: Life
+    stream: int
+    digest: str
+
+
+class Credit(Message, frozen=True):
+    """The receiver has room: blocks with an index below `upto` may be sent."""
+
+    life: Life
+    stream: int
+    upto: int
+
+
+# ---- both ways, either connection
+
+
+class Stale(Message, frozen=True):
+    """Your message belongs to another incarnation, session or step; it changed nothing."""
+
+    life: Life
+    what: str
+
+
+class Refuse(Message, frozen=True):
+    """You cannot take part, and why. The node does not try again."""
+
+    reason: str
+
+
+class Bye(Message, frozen=True):
+    """The run is over for this node: a launched one leaves, one started by hand waits for the next coordinator."""
+
+    life: Life
+    reason: str
+
+
+AnyMessage = Union[  # noqa: UP007 - msgspec reads the union at run time
+    Enlist,
+    Beat,
+    WorkerExit,
+    Log,
+    Left,
+    Admit,
+    Noted,
+    Hello,
+    Progress,
+    Loaded,
+    CanaryAnswer,
+    LeafAnswer,
+    Fault,
+    Welcome,
+    Canary,
+    Task,
+    LeafRows,
+    VectorOffer,
+    VectorBlock,
+    VectorEnd,
+    Credit,
+    Stale,
+    Refuse,
+    Bye,
+]

@@ -1,0 +1,91 @@
+"""What fixes the bits of a step, the canary that measures whether two nodes agree, and the promise that follows."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from mlxdist.protocol import manifest as manifests
+from mlxdist.protocol.leaves import Leaf, Row
+from mlxdist.protocol.manifest import Manifest
+from mlxdist.protocol.messages import RunSpec
+from mlxdist.protocol.vectors import BLOCK_ELEMENTS, Vector
+
+# Raised with every change that gives other bits for the same run.
+SEMANTICS_VERSION = 1
+
+# Set in a worker's environment before it imports mlx. One thread: OpenBLAS gives other bits for another thread count.
+# TF32: an M5 would compute float32 matmuls with 10 bits of mantissa.
+WORKER_ENVIRONMENT = {"MLX_ENABLE_TF32": "0", "OPENBLAS_NUM_THREADS": "1"}
+
+CANARY_TOKENS = 48
+CANARY_TIMES = 3
+
+
+def numerics_id(spec: RunSpec) -> str:
+    """SHA-256 over all that fixes the bits: the spec with its `fixed` values, and this version's rules.
+
+    Both sides compute it, each from its own constants; a worker whose result differs cannot honour the run.
+    """
+    rules = {
+        "semantics": SEMANTICS_VERSION,
+        "tree": "largest power of two below",
+        "wire": "float32 little-endian",
+        "block_elements": BLOCK_ELEMENTS,
+        "leaf_width": "one row unpadded, else 1 + 32k capped",
+        "dropout_key": "sha256(seed:step:leaf)[:8]",
+        "row_reduction": "math.fsum in row order",
+        "optimizer": "adamw bias-corrected",
+        "environment": WORKER_ENVIRONMENT,
+    }
+    spec = msgspec.structs.replace(spec, numerics_id="", model="")
+    document = {"rules": rules, "spec": msgspec.to_builtins(spec)}
+    return hashlib.sha256(msgspec.json.encode(document, order="deterministic")).hexdigest()
+
+
+def dropout_key(seed: int, step: int, leaf: int) -> int:
+    """The seed of a leaf's dropout masks: the first 8 bytes of SHA-256 of "seed:step:leaf"."""
+    return int.from_bytes(hashlib.sha256(f"{seed}:{step}:{leaf}".encode()).digest()[:8], "big")
+
+
+def canary_leaf(vocab_size: int, max_length: int) -> Leaf:
+    """Two rows of random tokens, the second shorter, so that padding is computed too."""
+    random = np.random.Generator(np.random.PCG64(8))
+    length = min(CANARY_TOKENS, max_length)
+    rows = []
+    for row_id, tokens in enumerate((length, max(length // 2, 2))):
+        ids = random.integers(0, vocab_size, tokens, dtype=np.int32)
+        targets = np.ones(tokens, np.uint8)
+        targets[0] = 0
+        rows.append(Row(row_id, ids, targets))
+    return Leaf(0, tuple(rows), (length,))
+
+
+def canary_adapter(manifest: Manifest) -> Vector:
+    """A small non-zero adapter, the same on every machine, so that the canary's gradient reaches A and B alike."""
+    random = np.random.Generator(np.random.PCG64(9))
+    return (random.random(manifests.size(manifest), dtype=np.float32) - np.float32(0.5)) * np.float32(0.02)
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What may be said of the adapter's bits: "same bits" or "tolerance", and why."""
+
+    kind: str
+    reason: str
+
+
+def promise(canaries: Mapping[str, tuple[str, ...]]) -> Promise:
+    """The promise for nodes by name with the digests of their canary answers, in the order in which they became ready."""
+    unsteady = [name for name, digests in canaries.items() if len(set(digests)) != 1]
+    if unsteady:
+        return Promise("tolerance", f"{', '.join(unsteady)} did not give the same bits three times")
+    classes: dict[str, list[str]] = {}
+    for name, digests in canaries.items():
+        classes.setdefault(digests[0], []).append(name)
+    if len(classes) <= 1:
+        return Promise("same bits", f"the canary gave the same bits on {', '.join(canaries)}")
+    groups = " | ".join(", ".join(names) for names in classes.values())
+    return Promise("tolerance", f"the canary's bits differ between: {groups}")

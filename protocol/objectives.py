@@ -1,0 +1,177 @@
+"""The objectives: per-row log-probabilities in, one loss per row or pair out. Sums and divisions are elsewhere.
+
+A log-probability is that of a whole row: the sum over its targets of log softmax(logits)[target], float32. Shapes: B
+rows or pairs. Every argument but the policy's is a constant. Formulas are TRL 0.23.1's, in forms that neither overflow
+nor cancel: 1 - s(x) is written s(-x), and s(x) is exp(log s(x)), whose gradient keeps its digits on both sides.
+"""
+
+import math
+from collections.abc import Callable
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from mlxdist.protocol.errors import NonFiniteError
+from mlxdist.protocol.losses import REFERENCE_POINT, check_loss
+
+Numbers = npt.NDArray[np.float32]
+PairLoss = Callable[[mx.array, mx.array, float, float], mx.array]
+
+DISCOPOP_TAU = 0.05  # the temperature in Eq. 5 of https://arxiv.org/abs/2406.08414
+EXO_SMOOTHING = 1e-3  # EXO takes log(label_smoothing); 0 stands for this, as in TRL
+
+
+def log_sigmoid(x: mx.array) -> mx.array:
+    """log(1 / (1 + exp(-x))), finite for every finite x."""
+    return -mx.logaddexp(mx.array(0.0, dtype=x.dtype), -x)
+
+
+def sigmoid(x: mx.array) -> mx.array:
+    """1 / (1 + exp(-x)) with a gradient that is exact to float32 where the value is near 1, too."""
+    return mx.exp(log_sigmoid(x))
+
+
+def sft_losses(policy: mx.array) -> mx.array:
+    """Cross-entropy of each row, summed over its targets [B]. `policy` [B]: log-probabilities. Weight: targets."""
+    return -policy
+
+
+def dpo_losses(
+    policy_chosen: mx.array,
+    policy_rejected: mx.array,
+    ref_chosen: mx.array,
+    ref_rejected: mx.array,
+    *,
+    loss: str,
+    beta: float,
+    label_smoothing: float = 0.0,
+) -> mx.array:
+    """The loss of each pair [B] from the log-probabilities of policy and reference, each [B]. Weight: pairs.
+
+    `loss` is one of `losses.DPO_LOSSES`; for those of `losses.PER_TOKEN_MEAN` the caller passes means over the row's
+    targets, not sums. `label_smoothing` is read by `losses.LABEL_SMOOTHING` alone. Raises ConfigError for another name.
+    """
+    formula = _DPO.get(loss)
+    if formula is None:
+        check_loss("dpo", loss)
+        raise AssertionError(f"{loss} is listed without a formula")
+    return formula(policy_chosen - ref_chosen, policy_rejected - ref_rejected, beta, label_smoothing)
+
+
+def kto_losses(
+    policy: mx.array,
+    ref: mx.array,
+    labels: mx.array,
+    reference_point: float,
+    *,
+    loss: str,
+    beta: float,
+    desirable_weight: float = 1.0,
+    undesirable_weight: float = 1.0,
+) -> mx.array:
+    """The loss of each row [B]: Eq. 7 of https://arxiv.org/abs/2402.01306. Weight: rows.
+
+    `policy`, `ref` [B]: log-probabilities; `labels` [B]: true where desirable; `reference_point`: z0 of the whole
+    global batch, a constant, which `apo_zero_unpaired` (https://arxiv.org/abs/2408.06266) replaces by 0.
+    Raises ConfigError for a loss that is not one of `losses.KTO_LOSSES`.
+    """
+    check_loss("kto", loss)
+    z0 = reference_point if loss in REFERENCE_POINT else 0.0
+    excess = beta * (policy - ref - z0)
+    desirable = labels.astype(mx.bool_)
+    # 1 - s(b(r - z0)) where desirable, 1 - s(b(z0 - r)) where not
+    value = sigmoid(mx.where(desirable, -excess, excess))
+    return mx.where(desirable, desirable_weight, undesirable_weight).astype(value.dtype) * value
+
+
+def reference_point(policy_kl: Numbers, ref_kl: Numbers) -> float:
+    """KTO's z0 in nats: max(0, mean of policy - reference over the KL pairs of the whole global batch).
+
+    `policy_kl`, `ref_kl` [R]: log-probabilities of every KL pair of the step, in row order. Summed by `math.fsum`, so
+    that no cut of the batch changes it. Raises ValueError for no rows or unequal counts, and NonFiniteError naming the
+    rows that are NaN or infinite.
+    """
+    if len(policy_kl) != len(ref_kl) or not len(policy_kl):
+        raise ValueError(f"a reference point needs rows of both: {len(policy_kl)} of the policy, {len(ref_kl)} of ref")
+    ratios = np.asarray(policy_kl, dtype=np.float64) - np.asarray(ref_kl, dtype=np.float64)
+    faulty = np.flatnonzero(~np.isfinite(ratios))
+    if len(faulty):
+        # max(0, nan) is 0 in Python: a broken model would pass for one at its reference
+        rows = ", ".join(str(row) for row in faulty[:8])
+        raise NonFiniteError(f"The log-probability of KTO's KL pair of row {rows} of the step is not finite.")
+    return max(0.0, math.fsum(ratios) / len(ratios))
+
+
+# Each takes the log-ratios c = logp_c - ref_c and r = logp_r - ref_r [B], beta and the label smoothing e.
+
+
+def _sigmoid(c: mx.array, r: mx.array, beta: float, e: float) -> mx.array:
+    """Eq. 7 of https://arxiv.org/abs/2305.18290; with e > 0 conservative DPO (https://ericmitchell.ai/cdpo.pdf)."""
+    x = beta * (c - r)
+    return -(1 - e) * log_sigmoid(x) - e * log_sigmoid(-x)
+
+
+def _hinge(c: mx.array, r: mx.array, beta: float, e: float) -> mx.array:
+    """SLiC's hinge (https://arxiv.org/abs/2305.10425) on DPO's margin, as https://arxiv.org/abs/2309.06657 has it."""
+    return mx.maximum(1 - beta * (c - r), 0.0)
+
+
+def _ipo(c: mx.array, r: mx.array, beta: float, e: float) -> mx.array:
+    """Eq. 17 of https://arxiv.org/abs/2310.12036, on means over the targets; beta is its tau."""
+    return mx.square((c - r) - 1 / (2 * beta))
+
+
+def _robust(c: mx.array, r: mx.array, beta: float, e: float) -> mx.array:
+    """Robust DPO, https://arxiv.org/abs/2403.00409: unbiased when a share e of the labels is swapped."""
+    x = beta * (c - r)
+    return (-(1 - e) * log_sigmoid(x) + e * log_sigmoid(-x)) / (1 - 2 * e)
+
+
+def _apo_zero(c: mx.array, r: mx.array, beta: float, e: float) -> mx.array:
+    """Eq. 7 of https://arxiv.org/abs/2408.06266: chosen up, rejected down."""
+    return sigmoid(-beta * c) + sigmoid(beta * r)
+
+
+def _apo_down(c: mx.array, r: mx.array, beta: float, e: float) -> mx.array:
+    """Eq. 8 of https://arxiv.org/abs/2408.06266: both down, rejected more."""
+    return sigmoid(beta * c) + sigmoid(-beta * (c - r))
+
+
+def _exo_pair(c: mx.array, r: mx.array, beta: float, e: float) -> mx.array:
+    """Eq. 16 of https://arxiv.org/abs/2402.00856: the reverse KL to the smoothed preference."""
+    x = beta * (c - r)
+    e = e or EXO_SMOOTHING
+    return sigmoid(x) * (log_sigmoid(x) - math.log1p(-e)) + sigmoid(-x) * (log_sigmoid(-x) - math.log(e))
+
+
+def _nca_pair(c: mx.array, r: mx.array, beta: float, e: float) -> mx.array:
+    """NCA for pairs, https://arxiv.org/abs/2402.05369."""
+    return -log_sigmoid(beta * c) - 0.5 * log_sigmoid(-beta * c) - 0.5 * log_sigmoid(-beta * r)
+
+
+def _sppo_hard(c: mx.array, r: mx.array, beta: float, e: float) -> mx.array:
+    """Eq. 4.7 of https://arxiv.org/abs/2405.00675 with win probabilities 1 and 0."""
+    return mx.square(c - 0.5 / beta) + mx.square(r + 0.5 / beta)
+
+
+def _discopop(c: mx.array, r: mx.array, beta: float, e: float) -> mx.array:
+    """Log-ratio modulated loss, Eq. 5 of https://arxiv.org/abs/2406.08414: exponential where x > 0, logistic below."""
+    x = beta * (c - r)
+    gate = x / DISCOPOP_TAU
+    # exp(-x) s(gate) in one exponential: apart, it is inf * 0 for a pair that is far off
+    return -log_sigmoid(x) * sigmoid(-gate) + mx.exp(log_sigmoid(gate) - x)
+
+
+_DPO: dict[str, PairLoss] = {
+    "sigmoid": _sigmoid,
+    "hinge": _hinge,
+    "ipo": _ipo,
+    "robust": _robust,
+    "apo_zero": _apo_zero,
+    "apo_down": _apo_down,
+    "exo_pair": _exo_pair,
+    "nca_pair": _nca_pair,
+    "sppo_hard": _sppo_hard,
+    "discopop": _discopop,
+}

@@ -1,0 +1,89 @@
+"""The state tables: what a node and a step may do next, as data. Whoever keeps a state moves it through `advance`."""
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import TypeVar
+
+S = TypeVar("S", bound=Enum)
+E = TypeVar("E", bound=Enum)
+
+
+class NodeState(Enum):
+    """A node as the coordinator sees it."""
+
+    CONNECTING = "connecting"  # the supervisor was admitted, no worker yet
+    LOADING = "loading"  # a worker loads the model, then answers the canary
+    READY = "ready"
+    BUSY = "busy"  # has leaves in work
+    SUSPECT = "suspect"  # no beat for a while
+    DEAD = "dead"
+    LEFT = "left"
+
+
+class NodeEvent(Enum):
+    """What moves a node's state."""
+
+    WORKER_HELLO = "worker hello"
+    CANARY_ANSWERED = "canary answered"
+    ASSIGNED = "assigned"
+    FINISHED = "finished"
+    SILENT = "silent"
+    BEAT_AGAIN = "beat again"
+    BEAT_AGAIN_BUSY = "beat again, with work"
+    LOST = "lost"
+    WORKER_EXIT = "worker exit"
+    BYE = "bye"
+
+
+_N, _V = NodeState, NodeEvent
+
+NODE_TRANSITIONS: Mapping[tuple[NodeState, NodeEvent], NodeState] = {
+    (_N.CONNECTING, _V.WORKER_HELLO): _N.LOADING,
+    (_N.LOADING, _V.CANARY_ANSWERED): _N.READY,
+    (_N.READY, _V.ASSIGNED): _N.BUSY,
+    (_N.BUSY, _V.ASSIGNED): _N.BUSY,
+    (_N.BUSY, _V.FINISHED): _N.READY,
+    (_N.READY, _V.SILENT): _N.SUSPECT,
+    (_N.BUSY, _V.SILENT): _N.SUSPECT,
+    (_N.SUSPECT, _V.BEAT_AGAIN): _N.READY,
+    (_N.SUSPECT, _V.BEAT_AGAIN_BUSY): _N.BUSY,
+    **{(state, _V.WORKER_EXIT): _N.CONNECTING for state in (_N.CONNECTING, _N.LOADING, _N.READY, _N.BUSY, _N.SUSPECT)},
+    **{(state, _V.LOST): _N.DEAD for state in (_N.CONNECTING, _N.LOADING, _N.READY, _N.BUSY, _N.SUSPECT)},
+    **{(state, _V.BYE): _N.LEFT for state in NodeState},
+}
+
+
+class StepState(Enum):
+    """A step on its way. KTO takes the round of scores first: its reference point needs the whole global batch."""
+
+    PLANNED = "planned"
+    SCORING = "scoring"
+    SCORED = "scored"
+    COMPUTING = "computing"
+    SUMMED = "summed"
+
+
+class StepEvent(Enum):
+    """What moves a step."""
+
+    SCORE_BEGUN = "score begun"
+    SCORES_IN = "scores in"
+    GRADIENT_BEGUN = "gradient begun"
+    PARTIALS_IN = "partials in"
+
+
+STEP_TRANSITIONS: Mapping[tuple[StepState, StepEvent], StepState] = {
+    (StepState.PLANNED, StepEvent.SCORE_BEGUN): StepState.SCORING,
+    (StepState.SCORING, StepEvent.SCORES_IN): StepState.SCORED,
+    (StepState.PLANNED, StepEvent.GRADIENT_BEGUN): StepState.COMPUTING,
+    (StepState.SCORED, StepEvent.GRADIENT_BEGUN): StepState.COMPUTING,
+    (StepState.COMPUTING, StepEvent.PARTIALS_IN): StepState.SUMMED,
+}
+
+
+def advance(table: Mapping[tuple[S, E], S], state: S, event: E) -> S:
+    """The state after the event. Raises ValueError for a step that the table does not have; nothing happens then."""
+    try:
+        return table[state, event]
+    except KeyError:
+        raise ValueError(f"{event.value!r} cannot happen while {state.value!r}") from None

@@ -1,0 +1,120 @@
+"""How frames travel, as an interface, and its in-memory twin for tests: no sockets here.
+
+The coordinator holds a Hub with many peers on two channels; a supervisor or worker holds a Link with one coordinator.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from mlxdist.protocol.wire import Buffer, Frames
+
+CONTROL, DATA = "control", "data"
+
+
+class Parcel(NamedTuple):
+    """Frames from or to a peer of the hub."""
+
+    channel: str
+    peer: bytes
+    frames: Frames
+
+
+class Hub(Protocol):
+    """The coordinator's end."""
+
+    def receive(self, timeout: float) -> list[Parcel]:
+        """What has arrived, waiting up to `timeout` seconds for the first; may be empty."""
+
+    def send(self, parcel: Parcel) -> bool:
+        """Hand the frames over without blocking; False when the peer is not connected."""
+
+    def wake(self) -> None:
+        """End a `receive` that waits in another thread."""
+
+    def close(self) -> None:
+        """Let go of everything."""
+
+
+class Link(Protocol):
+    """A node's end."""
+
+    def receive(self, timeout: float) -> list[Frames]:
+        """What has arrived, waiting up to `timeout` seconds for the first; may be empty."""
+
+    def send(self, frames: Frames) -> bool:
+        """Hand the frames over without blocking; False when there is no connection yet or no room."""
+
+    def wake(self) -> None:
+        """End a `receive` that waits in another thread."""
+
+    def close(self) -> None:
+        """Let go of everything."""
+
+
+@dataclass
+class MemoryHub:
+    """A hub in one process: `run` lets the peers work whenever the hub would wait."""
+
+    run: Callable[[], None] = lambda: None
+    inbox: deque[Parcel] = field(default_factory=deque)
+    links: dict[tuple[str, bytes], "MemoryLink"] = field(default_factory=dict)
+
+    def connect(self, channel: str, peer: bytes) -> "MemoryLink":
+        """A new peer's link to this hub."""
+        link = MemoryLink(self, channel, peer)
+        self.links[channel, peer] = link
+        return link
+
+    def receive(self, timeout: float) -> list[Parcel]:
+        """Let the peers work, then take what they sent."""
+        self.run()
+        arrived, self.inbox = list(self.inbox), deque()
+        return arrived
+
+    def send(self, parcel: Parcel) -> bool:
+        """Put a copy of the frames where the peer finds them."""
+        link = self.links.get((parcel.channel, parcel.peer))
+        if link is None:
+            return False
+        link.inbox.append(_copied(parcel.frames))
+        return True
+
+    def wake(self) -> None:
+        """Nothing waits."""
+
+    def close(self) -> None:
+        """Drop all peers."""
+        self.links.clear()
+
+
+@dataclass
+class MemoryLink:
+    """One peer's end of a MemoryHub."""
+
+    hub: MemoryHub
+    channel: str
+    peer: bytes
+    inbox: deque[Frames] = field(default_factory=deque)
+
+    def receive(self, timeout: float) -> list[Frames]:
+        """What has arrived; never waits."""
+        arrived, self.inbox = list(self.inbox), deque()
+        return arrived
+
+    def send(self, frames: Frames) -> bool:
+        """Put a copy of the frames where the hub finds them."""
+        self.hub.inbox.append(Parcel(self.channel, self.peer, _copied(frames)))
+        return True
+
+    def wake(self) -> None:
+        """Nothing waits."""
+
+    def close(self) -> None:
+        """Leave the hub."""
+        self.hub.links.pop((self.channel, self.peer), None)
+
+
+def _copied(frames: Iterable[Buffer]) -> Frames:
+    return [bytes(frame) for frame in frames]

@@ -1,0 +1,91 @@
+"""A flat float32 vector on the wire: 1 MiB blocks, a credit window, a hash at the end. No sockets.
+
+Elements stand in manifest order. Blocks are separate messages, so that a large vector never delays a small message for
+long and a receiver is never sent more than it has room for.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from mlxdist.protocol.errors import WireError
+
+BLOCK_BYTES = 1 << 20
+BLOCK_ELEMENTS = BLOCK_BYTES // 4
+WINDOW = 8  # blocks under way per vector
+
+Vector = npt.NDArray[np.float32]
+
+
+def block_count(elements: int) -> int:
+    """How many blocks a vector of so many elements has."""
+    return -(-elements // BLOCK_ELEMENTS)
+
+
+def digest(vector: Vector) -> str:
+    """SHA-256 of the vector's little-endian bytes, in hex."""
+    return hashlib.sha256(vector.data.cast("B")).hexdigest()
+
+
+@dataclass
+class OutgoingVector:
+    """The sending half: which blocks may go now."""
+
+    stream: int
+    vector: Vector
+    sent: int = 0
+    granted: int = 0
+    ended: bool = False
+
+    def credit(self, upto: int) -> None:
+        """The receiver has room up to this block; an older credit changes nothing."""
+        self.granted = max(self.granted, min(upto, block_count(len(self.vector))))
+
+    def blocks(self) -> Iterator[tuple[int, memoryview]]:
+        """The (index, bytes) that may be sent now, each once."""
+        flat = self.vector.data.cast("B")
+        while self.sent < self.granted:
+            index = self.sent
+            self.sent += 1
+            yield index, flat[index * BLOCK_BYTES : (index + 1) * BLOCK_BYTES]
+
+    @property
+    def all_sent(self) -> bool:
+        """Whether only the END is left to send."""
+        return self.sent == block_count(len(self.vector))
+
+
+@dataclass
+class IncomingVector:
+    """The receiving half: fills a buffer of the right size, in order, and checks the hash."""
+
+    stream: int
+    buffer: Vector
+    received: int = 0
+    _hash: "hashlib._Hash" = field(default_factory=hashlib.sha256)
+
+    def block(self, index: int, payload: memoryview) -> None:
+        """Write one block. Raises WireError for a block out of order or of the wrong size."""
+        if index != self.received:
+            raise WireError(f"block {index} of vector {self.stream} where {self.received} was due")
+        target = self.buffer.data.cast("B")[index * BLOCK_BYTES : (index + 1) * BLOCK_BYTES]
+        if payload.nbytes != target.nbytes or not payload.nbytes:
+            raise WireError(f"block {index} of vector {self.stream} has {payload.nbytes} bytes, not {target.nbytes}")
+        target[:] = payload.cast("B")
+        self._hash.update(payload)
+        self.received += 1
+
+    @property
+    def upto(self) -> int:
+        """The credit to give: as far as the window reaches."""
+        return min(self.received + WINDOW, block_count(len(self.buffer)))
+
+    def end(self, digest: str) -> None:
+        """All was sent. Raises WireError when blocks are missing or the hash differs."""
+        if self.received != block_count(len(self.buffer)):
+            raise WireError(f"vector {self.stream} ended after {self.received} of {block_count(len(self.buffer))} blocks")
+        if self._hash.hexdigest() != digest:
+            raise WireError(f"vector {self.stream} does not have the hash that its sender gave")

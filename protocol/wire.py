@@ -1,0 +1,65 @@
+"""Messages to frames and back: bytes in, messages out, no socket.
+
+A message is three frames: a preamble (magic, version, payload size), a msgpack header, and the payload (may be empty).
+Anything else is a WireError: nothing is guessed, no extension types, no pickle.
+"""
+
+import struct
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from mlxdist.protocol.errors import WireError
+from mlxdist.protocol.messages import PROTOCOL_VERSION, AnyMessage, Message
+
+MAGIC = b"mlxd"
+PREAMBLE = struct.Struct("<4sHHQ")  # magic, protocol version, reserved, payload bytes
+MAX_HEADER = 4 << 20
+MAX_PAYLOAD = 64 << 20
+
+Buffer = bytes | bytearray | memoryview
+Frames = Sequence[Buffer]
+
+
+@cache
+def _decoder() -> "msgspec.msgpack.Decoder[Any]":
+    return msgspec.msgpack.Decoder(AnyMessage, strict=True, ext_hook=_no_extensions)
+
+
+def _no_extensions(code: int, data: memoryview) -> object:
+    raise WireError(f"extension type {code} in a header")
+
+
+def encode(message: Message, payload: Buffer = b"") -> list[Buffer]:
+    """The three frames of a message. Raises WireError for a header or payload over the limits."""
+    header = msgspec.msgpack.encode(message)
+    size = memoryview(payload).nbytes
+    if len(header) > MAX_HEADER or size > MAX_PAYLOAD:
+        raise WireError(f"{type(message).__name__} is too large: header {len(header)}, payload {size} bytes")
+    return [PREAMBLE.pack(MAGIC, PROTOCOL_VERSION, 0, size), header, payload]
+
+
+def decode(frames: Frames) -> tuple[Message, memoryview]:
+    """The message and its payload. Raises WireError for anything that `encode` does not make."""
+    if len(frames) != 3:
+        raise WireError(f"{len(frames)} frames where a message has 3")
+    preamble, header, payload = (memoryview(frame) for frame in frames)
+    if preamble.nbytes != PREAMBLE.size:
+        raise WireError(f"a preamble of {preamble.nbytes} bytes where {PREAMBLE.size} belong")
+    magic, version, reserved, size = PREAMBLE.unpack(preamble)
+    if magic != MAGIC or reserved != 0:
+        raise WireError("not a message of mlxdist")
+    if version != PROTOCOL_VERSION:
+        raise WireError(f"protocol version {version}; this side speaks {PROTOCOL_VERSION}: install the same mlxdist on both")
+    if header.nbytes > MAX_HEADER or payload.nbytes > MAX_PAYLOAD:
+        raise WireError(f"header of {header.nbytes} and payload of {payload.nbytes} bytes exceed the limits")
+    if payload.nbytes != size:
+        raise WireError(f"a payload of {payload.nbytes} bytes where the preamble announced {size}")
+    try:
+        message = _decoder().decode(header)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise WireError(f"a header that is no message: {error}") from error
+    assert isinstance(message, Message)
+    return message, payload
