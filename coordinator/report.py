@@ -1,0 +1,199 @@
+"""The reporter: what happens goes to `metrics.jsonl` as it happens, to the person watching, and into `metrics.json`.
+
+Each line of `metrics.jsonl` is one JSON object with `event`, `time` (UTC), `wall_seconds` (of all lives of the run) and
+the event's own keys; `progress` is in [0, 1]; a number that is not finite is null.
+
+    stage {message, progress?}     train {step, total_steps, progress, message, loss, grad_norm, …}
+    node {name, state, message}    val {step, message, loss, metrics, seconds}
+    checkpoint {step, path, best}  done {status, step, message}
+"""
+
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from mlxdist.coordinator.display import Display
+from mlxdist.coordinator.metrics import BestVal, read_history, trim_metrics
+from mlxdist.coordinator.phrases import StepReport, numbers_phrase, step_phrase, val_phrase
+from mlxdist.coordinator.run_folder import RunFolder, finite, saving, write_json
+
+_STAGE_GRAIN = 0.05  # a stage's progress gets a line of the file for every such part
+
+Status = Literal["done", "interrupted", "failed"]
+
+
+def utc_now() -> datetime:
+    """The wall clock, for the events' `time`."""
+    return datetime.now(UTC)
+
+
+class Reporter:
+    """Tells a run's events. Safe to call from several threads.
+
+    Args:
+        run: where the files go.
+        display: what the person sees; the reporter does not know which kind.
+        clock: monotonic seconds.
+        now: the wall clock.
+
+    Every method raises SaveError where its file cannot be written.
+    """
+
+    def __init__(
+        self,
+        run: RunFolder,
+        display: Display,
+        *,
+        clock: Callable[[], float],
+        now: Callable[[], datetime] = utc_now,
+    ) -> None:
+        self._run = run
+        self._display = display
+        self._clock = clock
+        self._now = now
+        self._began = clock()
+        self._train_losses: dict[int, float | None] = {}
+        self._vals: dict[int, Mapping[str, float | None]] = {}
+        self._best: BestVal | None = None
+        self._peak_gb: float | None = None
+        self._nodes: dict[str, tuple[str, str]] = {}
+        self._stage: tuple[str, float | None] = ("", None)
+        self._lock = threading.Lock()
+
+    def resume_after(self, step: int) -> None:
+        """Go on with the run's earlier lives after their `step`: what they told of later steps is cut off."""
+        with self._lock:
+            trim_metrics(self._run.metrics_jsonl, step)
+            history = read_history(self._run.metrics_jsonl)
+            self._began -= history.wall_seconds
+            self._train_losses, self._vals = dict(history.train_losses), dict(history.vals)
+            self._best, self._peak_gb = history.best, history.peak_gb
+
+    def stage(self, message: str, progress: float | None = None) -> None:
+        """What the run is busy with before, between and after steps; `progress` in [0, 1] where it is known."""
+        with self._lock:
+            before, reached = self._stage
+            moved = progress is not None and (reached is None or progress >= min(reached + _STAGE_GRAIN, 1.0) > reached)
+            worth_a_line = message != before or moved
+            if worth_a_line:
+                self._stage = (message, progress)
+        if worth_a_line:
+            self._tell("stage", {"message": message} | ({} if progress is None else {"progress": progress}))
+        self._display.stage(message, progress)
+
+    def note(self, sentence: str) -> None:
+        """A sentence that the person should find again: it stays on the screen and in the file, as a stage."""
+        self._tell("stage", {"message": sentence})
+        self._display.say(sentence)
+
+    def train(self, report: StepReport) -> None:
+        """One finished step."""
+        with self._lock:
+            self._train_losses[report.step] = report.loss
+            if report.peak_gb is not None:
+                self._peak_gb = max(report.peak_gb, self._peak_gb or 0.0)
+        total = report.total_steps
+        self._tell(
+            "train",
+            {
+                "step": report.step,
+                "total_steps": total,
+                "progress": None if total is None else min(report.step / total, 1.0),
+                "message": f"{step_phrase(report)}: {numbers_phrase(report)}",
+                "loss": report.loss,
+                "grad_norm": report.grad_norm,
+                "learning_rate": report.learning_rate,
+                "tokens": report.tokens,
+                "tokens_per_second": report.tokens_per_second,
+                "all_tokens_per_second": report.all_tokens_per_second,
+                "seconds": report.seconds,
+                "peak_gb": report.peak_gb,
+                **report.extra,
+            },
+        )
+        self._display.step(report)
+
+    def val(self, step: int, loss: float, metrics: Mapping[str, float], seconds: float) -> None:
+        """One finished evaluation of the adapter that `step` made."""
+        with self._lock:
+            self._vals[step] = {"loss": loss, **metrics}
+        message = val_phrase(step, loss, metrics)
+        self._tell("val", {"step": step, "message": message, "loss": loss, "metrics": metrics, "seconds": seconds})
+        self._display.val(step, loss, metrics)
+
+    def node(self, name: str, state: str, message: str = "") -> None:
+        """A node's state or message changed; telling the same twice writes nothing."""
+        with self._lock:
+            if self._nodes.get(name) == (state, message):
+                return
+            self._nodes[name] = (state, message)
+        self._tell("node", {"name": name, "state": state, "message": message})
+        self._display.node(name, state, message)
+
+    def node_speed(self, name: str, tokens_per_second: float) -> None:
+        """A node's measured speed, for the screen alone."""
+        self._display.node_speed(name, tokens_per_second)
+
+    def checkpoint(self, step: int, path: Path, *, best: bool) -> None:
+        """A checkpoint was saved; `best` where it is the best evaluation so far."""
+        relative = path.relative_to(self._run.path).as_posix()
+        if best:
+            with self._lock:
+                self._best = BestVal(step, self._vals.get(step, {}).get("loss"), relative)
+        message = f"saved {relative}" + (", the best so far" if best else "")
+        self._tell("checkpoint", {"step": step, "path": relative, "best": best, "message": message})
+        self._display.say(message)
+
+    def done(
+        self,
+        message: str,
+        *,
+        status: Status = "done",
+        config: Mapping[str, object],
+        applied_ranks: Mapping[str, int],
+        checkpoints: Sequence[Path],
+    ) -> None:
+        """The end of the run, for whatever reason: the last event, and `metrics.json`.
+
+        Args:
+            message: the sentence for the person.
+            status: all steps done, stopped by the user after a save, or an error.
+            config: the resolved configuration.
+            applied_ranks: rank by module path.
+            checkpoints: those there are, oldest first.
+        """
+        steps = sorted(self._train_losses)
+        last = steps[-1] if steps else 0
+        self._tell("done", {"status": status, "step": last, "message": message})
+        trajectory = [{"step": step, **self._vals[step]} for step in sorted(self._vals)]
+        best = self._best
+        write_json(
+            self._run.metrics_json,
+            {
+                "status": status,
+                "steps": last,
+                "wall_seconds": round(self._clock() - self._began, 3),
+                "peak_gb": self._peak_gb,
+                "final_train_loss": self._train_losses[last] if steps else None,
+                "final_val_loss": trajectory[-1]["loss"] if trajectory else None,
+                "best_val": best and {"step": best.step, "loss": best.loss, "checkpoint": best.checkpoint},
+                "val_trajectory": trajectory,
+                "train_losses": [self._train_losses[step] for step in steps],
+                "applied_ranks": applied_ranks,
+                "checkpoints": [path.relative_to(self._run.path).as_posix() for path in checkpoints],
+                "config": config,
+            },
+        )
+        self._display.end(message)
+
+    def _tell(self, event: str, keys: Mapping[str, object]) -> None:
+        """Append one event, whole and flushed."""
+        with self._lock, saving(self._run.metrics_jsonl):
+            wall = round(self._clock() - self._began, 3)
+            head = {"event": event, "time": self._now().isoformat(timespec="seconds"), "wall_seconds": wall}
+            line = json.dumps(finite({**head, **keys}), ensure_ascii=False, allow_nan=False)
+            with self._run.metrics_jsonl.open("a", encoding="utf-8") as stream:
+                stream.write(line + "\n")

@@ -1,0 +1,144 @@
+"""The run folder: where everything is, and the one way in which a file of it is written.
+
+    adapters.safetensors, adapter_config.json   the final adapter
+    manifest.json  config.json  metrics.jsonl  metrics.json
+    checkpoints/   state/   logs/
+
+Every write goes aside, is flushed to the disk, and takes the place of the old file by a rename: whoever reads, or
+comes back after a crash, finds the old file or the new one and never a half.
+"""
+
+import errno
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from mlxdist.protocol.errors import SaveError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """The paths of one run. A value: making it touches no disk."""
+
+    path: Path
+
+    @property
+    def adapters(self) -> Path:
+        """The final adapter's tensors, in mlx-lm's layout."""
+        return self.path / "adapters.safetensors"
+
+    @property
+    def adapter_config(self) -> Path:
+        """What mlx-lm needs to know to load the tensors."""
+        return self.path / "adapter_config.json"
+
+    @property
+    def manifest(self) -> Path:
+        """What was trained, how, and when it began."""
+        return self.path / "manifest.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints, one loadable adapter folder each."""
+        return self.path / "checkpoints"
+
+    @property
+    def state(self) -> Path:
+        """The folder of what resuming needs."""
+        return self.path / "state"
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration."""
+        return self.path / "config.json"
+
+    @property
+    def metrics_jsonl(self) -> Path:
+        """One event per line, as it happens."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def metrics_json(self) -> Path:
+        """The summary, written when the run ends."""
+        return self.path / "metrics.json"
+
+    @property
+    def logs(self) -> Path:
+        """The folder of logs, one file per node."""
+        return self.path / "logs"
+
+
+def write_aside(path: Path, write: Callable[[BinaryIO], None]) -> None:
+    """Replace `path` by what `write` puts into the stream it is given: aside, fsync, rename, fsync of the folder.
+
+    Raises:
+        SaveError: the disk is full, the folder is read-only, …; the old file, if there was one, is untouched.
+        Exception: whatever `write` itself raises, with the old file untouched.
+    """
+    aside = path.with_name(f".{path.name}.aside")
+    with saving(path):
+        try:
+            with aside.open("wb") as stream:
+                write(stream)
+                stream.flush()
+                os.fsync(stream.fileno())
+            aside.replace(path)
+        except BaseException:
+            with suppress(OSError):
+                aside.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+
+
+def write_json(path: Path, value: object) -> None:
+    """Replace `path` by `value` as indented JSON; NaN and infinities become null, since JSON has none."""
+    text = json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    write_aside(path, lambda stream: _put(stream, text.encode()))
+
+
+def finite(value: object) -> object:
+    """`value` with every NaN and infinity replaced by None, in lists and mappings too."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
+    return value
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush a folder's own entries, so that a rename in it outlives a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def saving(path: Path) -> Iterator[None]:
+    """Turn the system's errors on `path` into a SaveError that says what is kept and what to do."""
+    try:
+        yield
+    except OSError as error:
+        kept = "The one from before is kept." if path.is_file() else "Nothing was written."
+        if error.errno in _FULL:
+            cause, remedy = "the disk is full", "Free some space, then go on with --resume."
+        elif error.errno in _FORBIDDEN:
+            cause, remedy = "this user may not write there", "Mend the permissions or name another `output`."
+        else:
+            cause, remedy = error.strerror or str(error), "Check the disk, then go on with --resume."
+        raise SaveError(f"Could not write {path}: {cause}. {kept} {remedy}") from error
+
+
+def _put(stream: BinaryIO, data: bytes) -> None:
+    stream.write(data)

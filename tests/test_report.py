@@ -1,0 +1,252 @@
+"""The events of a run: each told once, in a file that any JSON reader takes, over all lives of the run."""
+
+import json
+import math
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxdist.coordinator.metrics import BestVal, read_history, trim_metrics
+from mlxdist.coordinator.phrases import StepReport
+from mlxdist.coordinator.report import Reporter
+from mlxdist.coordinator.run_folder import RunFolder
+from mlxdist.protocol.errors import SaveError
+
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+class FakeClock:
+    """Seconds that pass only when told to."""
+
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+class Heard:
+    """A display that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def stage(self, message: str, progress: float | None) -> None:
+        self.calls.append(("stage", message, progress))
+
+    def step(self, report: StepReport) -> None:
+        self.calls.append(("step", report.step))
+
+    def val(self, step: int, loss: float, metrics: Mapping[str, float]) -> None:
+        self.calls.append(("val", step, loss))
+
+    def node(self, name: str, state: str, message: str) -> None:
+        self.calls.append(("node", name, state, message))
+
+    def node_speed(self, name: str, tokens_per_second: float) -> None:
+        self.calls.append(("node_speed", name, tokens_per_second))
+
+    def say(self, sentence: str) -> None:
+        self.calls.append(("say", sentence))
+
+    def end(self, sentence: str) -> None:
+        self.calls.append(("end", sentence))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+def reporter(run: RunFolder, heard: Heard, clock: FakeClock) -> Reporter:
+    return Reporter(run, heard, clock=clock, now=lambda: NOON)
+
+
+def step(number: int, loss: float = 2.0, total: int | None = 4, **more: Any) -> StepReport:
+    return StepReport(number, total, loss, 1.5, 2e-4, 80, 40.0, 100.0, 2.0, **more)
+
+
+def events(run: RunFolder) -> list[dict[str, Any]]:
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    return [json.loads(line, parse_constant=refuse) for line in run.metrics_jsonl.read_text().splitlines()]
+
+
+def live_through(run: RunFolder, report: Reporter, clock: FakeClock, numbers: range) -> None:
+    """Steps, each with an evaluation and a checkpoint; the losses are 10 / step, so that each is the best so far."""
+    for number in numbers:
+        clock.seconds += 2
+        report.train(step(number, 10 / number, peak_gb=1.0 + number))
+        report.val(number, 10 / number, {"rewards/accuracies": 0.5}, 0.5)
+        report.checkpoint(number, run.checkpoints / f"step-{number:05d}", best=True)
+
+
+def close(report: Reporter, run: RunFolder, message: str = "All steps are done.") -> dict[str, Any]:
+    report.done(
+        message,
+        config={"model": "m"},
+        applied_ranks={"model.layers.0.mlp.up_proj": 8},
+        checkpoints=[run.checkpoints / "step-00003", run.checkpoints / "step-00004"],
+    )
+    summary: dict[str, Any] = json.loads(run.metrics_json.read_text())
+    return summary
+
+
+def test_a_step_is_one_line_with_trls_names_and_what_a_person_reads(
+    run: RunFolder, heard: Heard, clock: FakeClock
+) -> None:
+    report = reporter(run, heard, clock)
+    clock.seconds += 2
+    report.train(step(1, peak_gb=1.25, extra={"rewards/margins": 0.25, "rewards/accuracies": 0.5}))
+    assert events(run) == [
+        {
+            "event": "train",
+            "time": "2026-03-01T12:00:00+00:00",
+            "wall_seconds": 2.0,
+            "step": 1,
+            "total_steps": 4,
+            "progress": 0.25,
+            "message": "step 1 of 4: loss 2.0000, rewards/accuracies 0.50, 40 tokens/s, 2.0 s a step",
+            "loss": 2.0,
+            "grad_norm": 1.5,
+            "learning_rate": 2e-4,
+            "tokens": 80,
+            "tokens_per_second": 40.0,
+            "all_tokens_per_second": 100.0,
+            "seconds": 2.0,
+            "peak_gb": 1.25,
+            "rewards/margins": 0.25,
+            "rewards/accuracies": 0.5,
+        }
+    ]
+    assert heard.calls == [("step", 1)]
+
+
+def test_every_event_has_its_line_and_reaches_the_display(run: RunFolder, heard: Heard, clock: FakeClock) -> None:
+    report = reporter(run, heard, clock)
+    report.note("2 rows will be cut.")
+    report.stage("loading the model")
+    report.node("mini-1", "ready")
+    report.node_speed("mini-1", 400.0)
+    live_through(run, report, clock, range(1, 2))
+    close(report, run)
+    assert [event["event"] for event in events(run)] == ["stage", "stage", "node", "train", "val", "checkpoint", "done"]
+    assert [call[0] for call in heard.calls] == ["say", "stage", "node", "node_speed", "step", "val", "say", "end"]
+
+
+def test_numbers_that_are_not_finite_are_null(run: RunFolder, heard: Heard, clock: FakeClock) -> None:
+    report = reporter(run, heard, clock)
+    report.train(step(1, math.nan, extra={"kl": math.inf}))
+    report.val(1, math.nan, {"rewards/margins": -math.inf}, 1.0)
+    train, val = events(run)
+    assert (train["loss"], train["kl"], val["loss"], val["metrics"]) == (None, None, None, {"rewards/margins": None})
+    assert close(report, run)["final_val_loss"] is None
+
+
+def test_a_node_is_told_when_it_changes_and_not_before(run: RunFolder, heard: Heard, clock: FakeClock) -> None:
+    report = reporter(run, heard, clock)
+    for state in ("ready", "ready", "busy", "busy", "ready"):
+        report.node("mini-1", state)
+    assert [event["state"] for event in events(run)] == ["ready", "busy", "ready"]
+
+
+def test_a_stage_that_tells_every_row_does_not_fill_the_file(run: RunFolder, heard: Heard, clock: FakeClock) -> None:
+    report = reporter(run, heard, clock)
+    for row in range(1001):
+        report.stage("tokenising", row / 1000)
+    assert len(events(run)) <= 21
+    assert [events(run)[0]["progress"], events(run)[-1]["progress"]] == [0.0, 1.0]
+    assert len(heard.calls) == 1001
+
+
+def test_the_summary_tells_the_whole_run(run: RunFolder, heard: Heard, clock: FakeClock) -> None:
+    report = reporter(run, heard, clock)
+    live_through(run, report, clock, range(1, 5))
+    clock.seconds += 1
+    assert close(report, run) == {
+        "status": "done",
+        "steps": 4,
+        "wall_seconds": 9.0,
+        "peak_gb": 5.0,
+        "final_train_loss": 2.5,
+        "final_val_loss": 2.5,
+        "best_val": {"step": 4, "loss": 2.5, "checkpoint": "checkpoints/step-00004"},
+        "val_trajectory": [{"step": n, "loss": 10 / n, "rewards/accuracies": 0.5} for n in range(1, 5)],
+        "train_losses": [10 / n for n in range(1, 5)],
+        "applied_ranks": {"model.layers.0.mlp.up_proj": 8},
+        "checkpoints": ["checkpoints/step-00003", "checkpoints/step-00004"],
+        "config": {"model": "m"},
+    }
+
+
+def test_a_run_that_ends_before_its_first_step_has_a_summary_too(
+    run: RunFolder, heard: Heard, clock: FakeClock
+) -> None:
+    summary = close(reporter(run, heard, clock), run)
+    assert (summary["final_train_loss"], summary["best_val"], summary["train_losses"]) == (None, None, [])
+
+
+@pytest.mark.parametrize("last_saved", [0, 1, 2, 3])
+def test_a_resumed_run_tells_every_step_once_and_sums_up_as_if_never_interrupted(
+    run: RunFolder, heard: Heard, clock: FakeClock, last_saved: int
+) -> None:
+    first = reporter(run, heard, clock)
+    live_through(run, first, clock, range(1, 4))
+    close(first, run, "Interrupted; saved.")
+    with run.metrics_jsonl.open("a") as torn:
+        torn.write('{"event": "train", "ste\n')
+
+    clock.seconds = 50_000.0  # a monotonic clock begins anywhere
+    second = reporter(run, heard, clock)
+    second.stage("loading the model")
+    clock.seconds += 1
+    second.resume_after(last_saved)
+    live_through(run, second, clock, range(last_saved + 1, 5))
+    summary = close(second, run)
+
+    told = [(event["event"], event["step"]) for event in events(run) if event["event"] != "stage"]
+    assert told == [(kind, n) for n in range(1, 5) for kind in ("train", "val", "checkpoint")] + [("done", 4)]
+    assert summary["train_losses"] == [10 / n for n in range(1, 5)]
+    assert [val["step"] for val in summary["val_trajectory"]] == [1, 2, 3, 4]
+    assert (summary["wall_seconds"], summary["peak_gb"]) == (9.0, 5.0)
+
+
+def test_trimming_keeps_what_happened_apart_from_steps(run: RunFolder, heard: Heard, clock: FakeClock) -> None:
+    report = reporter(run, heard, clock)
+    report.stage("loading")
+    report.train(step(1))
+    report.node("mini-1", "dead", "no beat for 15 s")
+    report.train(step(2))
+    before = run.metrics_jsonl.read_text().splitlines()
+    trim_metrics(run.metrics_jsonl, 1)
+    assert run.metrics_jsonl.read_text().splitlines() == before[:3]
+    trim_metrics(run.path / "missing.jsonl", 1)
+
+
+def test_the_history_remembers_the_best_evaluation(run: RunFolder, heard: Heard, clock: FakeClock) -> None:
+    report = reporter(run, heard, clock)
+    live_through(run, report, clock, range(1, 3))
+    report.val(3, 99.0, {}, 1.0)
+    report.checkpoint(3, run.checkpoints / "step-00003", best=False)
+    assert read_history(run.metrics_jsonl).best == BestVal(2, 5.0, "checkpoints/step-00002")
+    assert close(report, run)["best_val"]["step"] == 2
+
+
+def test_an_event_file_that_cannot_be_written_is_said(run: RunFolder, heard: Heard, clock: FakeClock) -> None:
+    run.metrics_jsonl.mkdir()
+    with pytest.raises(SaveError, match=r"metrics\.jsonl"):
+        reporter(run, heard, clock).stage("loading")
