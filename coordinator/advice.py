@@ -1,0 +1,65 @@
+"""Advice on a run's settings and course: each function gives one sentence, or None when all is well.
+
+The numbers are rules of thumb, and advice never stops a run.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+# LoRA at usual sizes. Above: the run tends to diverge; below: hundreds of steps change nothing visible.
+USUAL_LEARNING_RATES = {"sft": (1e-5, 1e-3), "dpo": (5e-7, 2e-4), "kto": (5e-7, 2e-4)}
+
+COLLAPSED_LOSS = 0.1
+COLLAPSED_REWARD = -5.0  # beta * nats: at beta 0.1 the chosen answer is e^50 times less likely than at the start
+
+
+def learning_rate_advice(method: str, learning_rate: float) -> str | None:
+    """A sentence when `train.learning_rate` is far from what the method is used with."""
+    low, high = USUAL_LEARNING_RATES[method]
+    if low <= learning_rate <= high:
+        return None
+    side, effect = ("above", "diverge") if learning_rate > high else ("below", "change nothing visible")
+    return (
+        f"train.learning_rate = {learning_rate:g} is {side} what {method} with LoRA usually takes "
+        f"({low:g} to {high:g}): the run may {effect}."
+    )
+
+
+def collapse_advice(metrics: Mapping[str, float]) -> str | None:
+    """A sentence when a DPO step won by making both answers unlikely: loss near 0, both rewards strongly negative."""
+    chosen, rejected = metrics.get("rewards/chosen", 0.0), metrics.get("rewards/rejected", 0.0)
+    if metrics["loss"] >= COLLAPSED_LOSS or chosen >= COLLAPSED_REWARD or rejected >= COLLAPSED_REWARD:
+        return None
+    return (
+        f"The rewards collapse: the loss is {metrics['loss']:.3g}, but the chosen answers, too, became much less "
+        f"likely than they were (rewards/chosen {chosen:.1f}, rewards/rejected {rejected:.1f}); lower "
+        "train.learning_rate, take fewer steps, or raise preference.beta."
+    )
+
+
+def kto_weights_advice(labels: npt.NDArray[np.uint8], desirable_weight: float, undesirable_weight: float) -> str | None:
+    """A sentence when the classes' weights do not balance their counts: Eq. 8 of https://arxiv.org/abs/2402.01306.
+
+    `labels` [N] of the whole training set, 1 where desirable. As TRL: with unequal counts, one of the two weights
+    should bring (weight * count of desirable) / (weight * count of undesirable) to 1 up to 1.33; bounds are rounded to
+    two places.
+    """
+    desirable = max(int(np.count_nonzero(labels)), 1)
+    undesirable = max(len(labels) - desirable, 1)
+    if desirable == undesirable:
+        return None
+    up = undesirable * undesirable_weight / desirable
+    down = desirable * desirable_weight / undesirable
+    desirable_range = (round(up, 2), round(up * 1.33, 2))
+    undesirable_range = (round(down / 1.33, 2), round(down, 2))
+    if desirable_range[0] <= desirable_weight <= desirable_range[1]:
+        return None
+    if undesirable_range[0] <= undesirable_weight <= undesirable_range[1]:
+        return None
+    return (
+        f"The data has {desirable} desirable and {undesirable} undesirable rows, which the weights do not balance: set "
+        f"either preference.desirable_weight from {desirable_range[0]:g} to {desirable_range[1]:g} or "
+        f"preference.undesirable_weight from {undesirable_range[0]:g} to {undesirable_range[1]:g}, not both."
+    )
