@@ -1,0 +1,204 @@
+"""The fleet as the training loop sees it: ask for a gradient or scores, get the sum. Behind it, the cluster and a thread.
+
+One poller thread carries the messages. The caller's thread adds partials up and saves, so that neither a large sum nor a slow
+disk delays a message. Without a thread (`threaded=False`) the caller carries them itself, for tests in one process.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from mlxdist.coordinator.cluster import Cluster, NodeNews
+from mlxdist.coordinator.rounds import Request, Round, RowNumbers
+from mlxdist.protocol.errors import MlxdistError, NodeError
+from mlxdist.protocol.messages import Loaded
+from mlxdist.protocol.numerics import Promise, promise
+from mlxdist.protocol.states import NodeState
+from mlxdist.protocol.transport import Hub
+from mlxdist.protocol.tree import TreeSum
+from mlxdist.protocol.vectors import Vector
+
+T = TypeVar("T")
+
+POLL_SECONDS = 0.25
+GOODBYE_SECONDS = 2.0
+
+
+class Fleet:
+    """All nodes behind one door."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        hub: Hub,
+        *,
+        on_news: Callable[[NodeNews], None] = lambda news: None,
+        watch: Callable[[], MlxdistError | None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+        threaded: bool = True,
+    ) -> None:
+        """`on_news` is called in the caller's thread while it waits; `watch` may report that a launched process died."""
+        self._cluster, self._hub, self._clock = cluster, hub, clock
+        self._on_news, self._watch = on_news, watch
+        self._changed = threading.Condition()
+        self._closing = False
+        self._lent: Vector | None = None  # the last sum, given back at the next request
+        self._freed: list[Vector] = []
+        self._thread = threading.Thread(target=self._carry, name="poller", daemon=True) if threaded else None
+        if self._thread is not None:
+            self._thread.start()
+
+    # ---- what the loop asks
+
+    def wait_for_model(self) -> Loaded:
+        """The first worker's description of the loaded model. Raises what the nodes fail with."""
+        return self._wait(lambda: self._cluster.introduction)
+
+    def wait_for_nodes(self, expected: int, min_nodes: int, timeout: float) -> int:
+        """Wait for all `expected` nodes, after `timeout` seconds for `min_nodes`; returns how many are ready."""
+        started = self._clock()
+
+        def enough() -> int | None:
+            ready = len(self._cluster.ready())
+            late = self._clock() - started > timeout
+            return ready if ready >= expected or (late and ready >= min_nodes) else None
+
+        return self._wait(enough)
+
+    def send_adapter(self, version: int, vector: Vector) -> None:
+        """Start a new adapter version on its way to all nodes. `vector` must not change afterwards."""
+        with self._changed:
+            self._cluster.set_adapter(version, vector)
+        self._hub.wake()
+
+    def gradient(self, request: Request) -> tuple[Vector, Sequence[RowNumbers]]:
+        """The grad_sum over all leaves, and each leaf's row numbers. The vector is valid until the next call."""
+        current = self._begin(request)
+        total = TreeSum(len(request.leaves), self._add)
+        while not (total.done and current.complete):
+            for span, vector in self._wait(lambda: self._cluster.fetch_partials() or ([] if current.complete else None)):
+                total.put(span, vector)
+            self._give_back()
+        self._lent = total.result
+        return total.result, current.numbers_in_row_order()
+
+    def score(self, request: Request) -> Sequence[RowNumbers]:
+        """Each leaf's row numbers."""
+        current = self._begin(request)
+        self._wait(lambda: True if current.complete else None)
+        return current.numbers_in_row_order()
+
+    def promise(self) -> Promise:
+        """What may be said of the bits, from the canaries of the nodes that have answered."""
+        with self._changed:
+            return promise({node.name: node.canary for node in self._cluster.nodes.values() if node.canary})
+
+    def peak_gb(self) -> float:
+        """The highest memory peak of any node so far, in GB (10^9 bytes)."""
+        with self._changed:
+            return max((node.peak_bytes for node in self._cluster.nodes.values()), default=0) / 1e9
+
+    def node_speeds(self) -> dict[str, float]:
+        """Measured tokens per second, padding included, of every node that has worked."""
+        with self._changed:
+            return {node.name: node.tokens_per_second for node in self._cluster.ready() if node.tokens_per_second}
+
+    @property
+    def most_vectors_held(self) -> int:
+        """The largest number of partials that the coordinator held at a time."""
+        return self._cluster._uploads.most_held
+
+    def close(self, reason: str) -> None:
+        """Say goodbye to all nodes, wait a moment for their answers, and close the ports."""
+        with self._changed:
+            self._cluster.goodbye(reason)
+        self._hub.wake()
+        deadline = self._clock() + GOODBYE_SECONDS
+        while not self._all_left() and self._clock() < deadline:
+            if self._thread is None:
+                self._pump(0.0)
+                break
+            with self._changed:
+                self._changed.wait(0.05)
+        self._closing = True
+        self._hub.wake()
+        if self._thread is not None:
+            self._thread.join()
+        self._hub.close()
+
+    # ---- helpers
+
+    def _begin(self, request: Request) -> Round:
+        if self._lent is not None:
+            self._freed.append(self._lent)
+            self._lent = None
+        self._give_back()
+        with self._changed:
+            self._cluster.begin(request)
+            current = self._cluster.round
+        assert current is not None
+        self._hub.wake()
+        return current
+
+    def _add(self, left: Vector, right: Vector) -> Vector:
+        np.add(left, right, out=left)
+        self._freed.append(right)
+        return left
+
+    def _give_back(self) -> None:
+        freed, self._freed = self._freed, []
+        if freed:
+            with self._changed:
+                self._cluster.release(freed)
+            self._hub.wake()
+
+    def _wait(self, look: Callable[[], T | None]) -> T:
+        """Until `look`, called under the lock, finds something. Raises the cluster's failure."""
+        while True:
+            with self._changed:
+                if self._cluster.failure is None:
+                    self._cluster.failure = self._watch()
+                failure, found = self._cluster.failure, None
+                if failure is None:
+                    found = look()
+                    if found is None and self._thread is not None:
+                        self._changed.wait(POLL_SECONDS)
+                news = [self._cluster.news.popleft() for _ in range(len(self._cluster.news))]
+            for item in news:
+                self._on_news(item)
+            if failure is not None:
+                raise failure
+            if found is not None:
+                return found
+            if self._thread is None:
+                self._pump(0.0)
+
+    def _all_left(self) -> bool:
+        return all(node.state in (NodeState.LEFT, NodeState.DEAD) for node in self._cluster.nodes.values())
+
+    def _carry(self) -> None:
+        try:
+            while not self._closing:
+                self._pump(POLL_SECONDS)
+        except Exception as error:  # told to the waiting thread, which raises it
+            with self._changed:
+                failure = NodeError(f"the coordinator's message thread failed: {error!r}")
+                failure.__cause__ = error
+                self._cluster.failure = failure
+                self._changed.notify_all()
+
+    def _pump(self, timeout: float) -> None:
+        parcels = self._hub.receive(timeout)
+        with self._changed:
+            now = self._clock()
+            for parcel in parcels:
+                self._cluster.receive(parcel, now)
+            self._cluster.tick(now)
+            outgoing = self._cluster.take_outgoing()
+            if parcels:
+                self._changed.notify_all()
+        for parcel in outgoing:
+            self._hub.send(parcel)

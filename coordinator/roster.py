@@ -1,0 +1,58 @@
+"""The nodes of a run by name: who they are, how they are, how fast they work."""
+
+from dataclasses import dataclass, field
+
+from mlxdist.protocol import states
+from mlxdist.protocol.messages import Life
+from mlxdist.protocol.states import NODE_TRANSITIONS, NodeEvent, NodeState
+
+SPEED_MEMORY = 0.7  # share of the old estimate that a new measurement leaves
+
+
+@dataclass
+class Node:
+    """One node of the roster. `control` and `data` are the transport's names of its two connections."""
+
+    name: str
+    life: Life
+    control: bytes
+    last_beat: float
+    data: bytes | None = None
+    state: NodeState = NodeState.CONNECTING
+    host: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    canary: tuple[str, ...] = ()
+    adapter_version: int = -1  # the newest one sent, or on its way
+    tokens_per_second: float = 0.0
+    peak_bytes: int = 0
+
+    def move(self, event: NodeEvent) -> None:
+        """Go where the table says. Raises ValueError where it says nothing."""
+        self.state = states.advance(NODE_TRANSITIONS, self.state, event)
+
+    @property
+    def works(self) -> bool:
+        """Whether the node can be given leaves."""
+        return self.state in (NodeState.READY, NodeState.BUSY)
+
+    def measured(self, tokens: int, seconds: float) -> None:
+        """A leaf took so long: move the speed estimate."""
+        if seconds <= 0:
+            return
+        speed = tokens / seconds
+        self.tokens_per_second = (
+            speed if not self.tokens_per_second else SPEED_MEMORY * self.tokens_per_second + (1 - SPEED_MEMORY) * speed
+        )
+
+
+def speeds(nodes: list[Node]) -> dict[str, float]:
+    """Tokens per second by name. A node not measured yet counts as fast as the mean of those that are.
+
+    Within 10 % of each other all count as equal, so that noise does not move the split (and with it the partials).
+    """
+    known = [node.tokens_per_second for node in nodes if node.tokens_per_second]
+    mean = sum(known) / len(known) if known else 1.0
+    values = {node.name: node.tokens_per_second or mean for node in nodes}
+    if max(values.values()) <= 1.1 * min(values.values()):
+        return dict.fromkeys(values, mean)
+    return values

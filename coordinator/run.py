@@ -1,0 +1,212 @@
+"""One run from its configuration to its exit code: opens what the loop needs, tells it to the person, closes everything."""
+
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+from mlxdist.coordinator import adapter as adapters
+from mlxdist.coordinator.cluster import Cluster, NodeNews, Rules
+from mlxdist.coordinator.config import RunConfig, as_json
+from mlxdist.coordinator.display import open_display
+from mlxdist.coordinator.evaluate import Validation
+from mlxdist.coordinator.fleet import Fleet
+from mlxdist.coordinator.hosts import Hosts
+from mlxdist.coordinator.launch import LocalNodes
+from mlxdist.coordinator.method import Sft
+from mlxdist.coordinator.open_run import open_run
+from mlxdist.coordinator.optimize import no_moments
+from mlxdist.coordinator.order import total_steps
+from mlxdist.coordinator.read import Dataset, read
+from mlxdist.coordinator.report import Reporter, Status
+from mlxdist.coordinator.run_folder import RunFolder, write_json
+from mlxdist.coordinator.saving import Saver
+from mlxdist.coordinator.sockets import RouterHub
+from mlxdist.coordinator.spec import run_spec
+from mlxdist.coordinator.state import State, load_state
+from mlxdist.coordinator.train import Run, train
+from mlxdist.protocol.errors import MlxdistError, UserError
+from mlxdist.protocol.manifest import Manifest
+from mlxdist.protocol.manifest import size as manifest_size
+from mlxdist.protocol.transport import CONTROL, DATA
+
+INTERRUPTED = 130
+
+
+def run(config: RunConfig, hosts: Hosts, *, resume: bool, environ: Mapping[str, str]) -> int:
+    """Train, and return the command's exit code: 0 all steps done, 130 interrupted after a save.
+
+    Raises MlxdistError, whose `exit_code` is the command's: 1 the run could not go on, 2 nothing was trained.
+    """
+    with (
+        interruptible(),
+        open_run(
+            config.output,
+            resume=resume,
+            base_model=config.model,
+            method=config.method,
+            created_at=datetime.now(UTC),
+        ) as folder,
+        open_display(
+            sys.stdout, title=config.output.name, report_every=config.train.report_every, environ=environ
+        ) as display,
+    ):
+        report = Reporter(folder, display, clock=time.monotonic)
+        try:
+            dataset = read(config, progress=report.stage)
+            return _with_nodes(config, hosts, folder, dataset, report, resume)
+        except KeyboardInterrupt:
+            report.note("interrupted before the first step: there is nothing to save")
+            return INTERRUPTED
+
+
+def _with_nodes(
+    config: RunConfig, hosts: Hosts, folder: RunFolder, dataset: Dataset, report: Reporter, resume: bool
+) -> int:
+    bind = "127.0.0.1" if hosts.coordinator.bind == "auto" else hosts.coordinator.bind
+    hub = RouterHub(bind, hosts.coordinator.port)
+    spec = run_spec(config)
+    rules = Rules(
+        run=f"{config.output.name}-{uuid.uuid4().hex[:8]}",
+        incarnation=time.time_ns(),
+        spec=spec,
+        versions={name: metadata.version(name) for name in ("mlx", "mlx-lm")},
+        data_port=hub.ports[DATA],
+        beat_seconds=config.timing.beat_seconds,
+        suspect_seconds=config.timing.suspect_seconds,
+        dead_seconds=config.timing.dead_seconds,
+    )
+    nodes = LocalNodes(folder.logs, config.timing.stop_seconds)
+    fleet = Fleet(Cluster(rules), hub, on_news=lambda news: tell(news, report, folder), watch=nodes.failure)
+    farewell = "the run is over"
+    try:
+        report.stage(f"starting {count(len(hosts.nodes), 'node')}" if hosts.nodes else "waiting for nodes")
+        nodes.start(hosts.nodes, hub.ports[CONTROL])
+        introduction = fleet.wait_for_model()
+        manifest = introduction.manifest
+        state = first_state(config, manifest, folder, resume, spec.numerics_id)
+        if resume:
+            report.resume_after(state.step)
+        fleet.send_adapter(state.step, state.adapter)
+        ready = fleet.wait_for_nodes(
+            max(len(hosts.nodes), hosts.coordinator.min_nodes), hosts.coordinator.min_nodes, config.timing.start_timeout
+        )
+        promise = fleet.promise()
+        steps = total_steps(config.train, len(dataset.train), config.batch, config.method)
+        saver = Saver(folder, config, manifest, spec.numerics_id, report)
+        write_json(
+            folder.config,
+            {**as_json(config), "numerics_id": spec.numerics_id, "promise": promise.kind, "promise_reason": promise.reason},
+        )
+        for sentence in (*dataset.notes, *plan_sentences(config, manifest, dataset, steps, ready), f"{promise.kind}: {promise.reason}"):
+            report.note(sentence)
+        method = Sft()
+        loop = Run(
+            config=config,
+            method=method,
+            rows=dataset.train,
+            validation=Validation(config, method, dataset.valid, report),
+            total_steps=steps,
+            fleet=fleet,
+            report=report,
+            saver=saver,
+        )
+        try:
+            state = train(loop, state)
+        except KeyboardInterrupt:
+            farewell = "the run was interrupted"
+            message = f"interrupted after step {saver.saved_step}; saved in {folder.path}. Go on with: --resume"
+            finish(report, saver, config, message, "interrupted")
+            return INTERRUPTED
+        except MlxdistError as error:
+            farewell = "the run failed"
+            finish(report, saver, config, str(error), "failed")
+            raise
+        saver.final(state)
+        finish(report, saver, config, f"all {state.step} steps are done; the adapter is in {folder.path}", "done")
+        return 0
+    finally:
+        fleet.close(farewell)
+        nodes.stop()
+
+
+def first_state(config: RunConfig, manifest: Manifest, folder: RunFolder, resume: bool, numerics_id: str) -> State:
+    """Where the run begins: the saved state, the adapter it was given, or a fresh one."""
+    if resume:
+        state, about = load_state(folder)
+        if about["numerics_id"] != numerics_id:
+            raise UserError(
+                f"{folder.path} was trained with settings that give other bits (numerics_id {about['numerics_id'][:12]}, "
+                f"now {numerics_id[:12]}): resume it with the configuration in its config.json"
+            )
+        return state
+    if config.lora.init_adapter:
+        vector = adapters.start_from(Path(config.lora.init_adapter), manifest)
+    else:
+        vector = adapters.draw(manifest, config.batch.seed)
+    return State(vector, no_moments(len(vector)))
+
+
+def plan_sentences(
+    config: RunConfig, manifest: Manifest, dataset: Dataset, steps: int | None, ready: int
+) -> Iterator[str]:
+    """The arithmetic of the run, said before the first step."""
+    batch = config.batch
+    rows = batch.size * batch.grad_accum_steps
+    leaves = -(-batch.size // batch.micro_size) * batch.grad_accum_steps
+    elements = manifest_size(manifest)
+    length = f"{steps} steps" if steps is not None else f"{config.train.max_hours:g} hours"
+    yield (
+        f"{length} of {count(rows, 'row')} in {count(leaves, 'leaf', 'leaves')}, on {count(ready, 'node')}; "
+        f"{count(len(dataset.train), 'row')} of data; {elements:,} trainable parameters, {4 * elements / 1e6:.1f} MB a partial"
+    )
+    if leaves < ready:
+        yield (
+            f"a step has {count(leaves, 'leaf', 'leaves')} for {count(ready, 'node')}: {ready - leaves} will idle; "
+            f"batch.size = {ready * batch.micro_size} would use all"
+        )
+
+
+def finish(report: Reporter, saver: Saver, config: RunConfig, message: str, status: Status) -> None:
+    """The last event and metrics.json."""
+    report.done(
+        message,
+        status=status,
+        config=as_json(config),
+        applied_ranks=saver.applied_ranks(),
+        checkpoints=saver.checkpoints(),
+    )
+
+
+def tell(news: NodeNews, report: Reporter, folder: RunFolder) -> None:
+    """A node's news: its own lines to its log, the rest to the report."""
+    if news.log:
+        with (folder.logs / f"{news.name}.log").open("a", encoding="utf-8") as log:
+            log.write(news.message + "\n")
+    else:
+        report.node(news.name, news.state, news.message)
+
+
+def count(number: int, one: str, many: str = "") -> str:
+    """'1 row', '8 rows'."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGTERM and a closed terminal interrupt like Ctrl-C: the last whole step is saved."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,97 @@
+"""The coordinator's two ports over ZeroMQ: the one file of this room that knows it."""
+
+import socket
+
+import zmq
+
+from mlxdist.protocol.errors import ConfigError
+from mlxdist.protocol.transport import CONTROL, DATA, Parcel
+from mlxdist.protocol.wire import MAX_PAYLOAD
+
+BATCH = 256  # messages taken from a port before the other one is looked at
+
+
+class RouterHub:
+    """A Hub over two ROUTER sockets. One thread receives and sends; `wake` may be called from any."""
+
+    def __init__(self, bind: str, port: int) -> None:
+        """Bind control to `port` and data to `port + 1`; 0 picks both. Raises ConfigError for a port in use."""
+        self._context = zmq.Context()
+        self._sockets = {CONTROL: self._router(), DATA: self._router()}
+        self.ports: dict[str, int] = {}
+        for offset, (channel, router) in enumerate(self._sockets.items()):
+            try:
+                if port == 0:
+                    self.ports[channel] = int(router.bind_to_random_port(f"tcp://{bind}"))
+                else:
+                    router.bind(f"tcp://{bind}:{port + offset}")
+                    self.ports[channel] = port + offset
+            except zmq.ZMQError as error:
+                self._context.destroy(0)
+                raise ConfigError(
+                    f"coordinator.port: {bind}:{port + offset} cannot be bound ({error.strerror}); "
+                    "another run may be using it: take another port, or 0 for any"
+                ) from error
+        self._bell, self._ear = socket.socketpair()
+        self._bell.setblocking(False)
+        self._ear.setblocking(False)
+        self._poller = zmq.Poller()
+        for router in self._sockets.values():
+            self._poller.register(router, zmq.POLLIN)
+        self._poller.register(self._ear, zmq.POLLIN)
+
+    def _router(self) -> "zmq.Socket[bytes]":
+        router = self._context.socket(zmq.ROUTER)
+        router.setsockopt(zmq.LINGER, 0)
+        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        router.setsockopt(zmq.MAXMSGSIZE, MAX_PAYLOAD)
+        # Credits bound what is under way, so a high-water mark would only lose small messages.
+        router.setsockopt(zmq.SNDHWM, 0)
+        return router
+
+    def receive(self, timeout: float) -> list[Parcel]:
+        """What has arrived on either port, waiting up to `timeout` seconds for the first."""
+        ready = dict(self._poller.poll(int(timeout * 1000)))
+        if self._ear.fileno() in ready:
+            try:
+                while self._ear.recv(4096):
+                    pass
+            except BlockingIOError:
+                pass
+        arrived: list[Parcel] = []
+        for channel, router in self._sockets.items():
+            if router not in ready:
+                continue
+            for _ in range(BATCH):
+                try:
+                    peer, *frames = router.recv_multipart(zmq.NOBLOCK, copy=False)
+                except zmq.Again:
+                    break
+                arrived.append(Parcel(channel, peer.bytes, [frame.buffer for frame in frames]))
+        return arrived
+
+    def send(self, parcel: Parcel) -> bool:
+        """Hand the frames to ZeroMQ; False when the peer is not connected."""
+        router = self._sockets[parcel.channel]
+        try:
+            router.send(parcel.peer, zmq.SNDMORE | zmq.NOBLOCK)
+            router.send_multipart(parcel.frames, zmq.NOBLOCK, copy=len(parcel.frames[-1]) < 65536)
+        except (zmq.Again, zmq.ZMQError):
+            return False
+        return True
+
+    def wake(self) -> None:
+        """End a `receive` that waits in another thread."""
+        try:
+            self._bell.send(b"!")
+        except (BlockingIOError, OSError):
+            pass
+
+    def close(self) -> None:
+        """Close both ports; unsent messages are dropped."""
+        for router in self._sockets.values():
+            self._poller.unregister(router)
+            router.close(0)
+        self._context.term()
+        self._bell.close()
+        self._ear.close()

@@ -1,0 +1,39 @@
+"""What a configuration means for the workers: the RunSpec that every welcome carries, and its numerics_id."""
+
+import msgspec
+
+from mlxdist.coordinator.config import RunConfig
+from mlxdist.protocol import messages as m
+from mlxdist.protocol import numerics
+
+HEAD_CHUNK = 256  # positions of the LM head at a time, while head_chunk = "auto"
+
+
+def run_spec(config: RunConfig) -> m.RunSpec:
+    """What the workers must know, with the numerics_id of it all."""
+    spec = m.RunSpec(
+        model=config.model,
+        method=config.method,
+        seed=config.batch.seed,
+        max_length=config.batch.max_length,
+        lora_rank=config.lora.rank,
+        lora_scale=config.lora.scale,
+        lora_dropout=config.lora.dropout,
+        rank_scaling=config.lora.rank_scaling,
+        target_modules=config.lora.target_modules,
+        num_layers=config.lora.num_layers,
+        segment_size=0,
+        head_chunk=HEAD_CHUNK,
+        fixed={
+            "batch": config.batch.size,
+            "grad_accum_steps": config.batch.grad_accum_steps,
+            "micro_size": config.batch.micro_size,
+            "order": config.batch.order,
+            "remainder": config.batch.remainder,
+            "betas": str(config.train.betas),
+            "eps": config.train.eps,
+            "weight_decay": config.train.weight_decay,
+            "max_grad_norm": config.train.max_grad_norm,
+        },
+    )
+    return msgspec.structs.replace(spec, numerics_id=numerics.numerics_id(spec))

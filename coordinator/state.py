@@ -1,0 +1,71 @@
+"""What --resume needs, in one file so that it is whole or not there: the adapter, AdamW's moments, the cursor, the best."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from safetensors import safe_open
+from safetensors.numpy import save
+
+from mlxdist.coordinator.optimize import Moments
+from mlxdist.coordinator.run_folder import RunFolder, write_aside
+from mlxdist.protocol.errors import UserError
+from mlxdist.protocol.vectors import Vector
+
+FILE = "resume.safetensors"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best evaluation so far, and how many have come since."""
+
+    step: int = 0
+    value: float | None = None
+    evals_since: int = 0
+
+
+@dataclass(frozen=True)
+class State:
+    """The run between two steps. `moments.step` is the cursor: the number of steps done."""
+
+    adapter: Vector
+    moments: Moments
+    best: Best = field(default_factory=Best)
+    eval_rows: int = 0  # what "auto" came to; 0 while unknown
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return self.moments.step
+
+
+def save_state(run: RunFolder, state: State, identity: dict[str, str]) -> None:
+    """Write the state, with `identity` (numerics_id, manifest hash) beside it. Raises SaveError; the old one is kept then."""
+    about = {"version": VERSION, "step": state.step, "best": asdict(state.best), "eval_rows": state.eval_rows, **identity}
+    tensors = {"adapter": state.adapter, "first": state.moments.first, "second": state.moments.second}
+    metadata = {"mlxdist": json.dumps(about, sort_keys=True)}
+    data = save(tensors, metadata)
+    write_aside(run.state / FILE, lambda stream: _put(stream, data))
+
+
+def load_state(run: RunFolder) -> tuple[State, dict[str, Any]]:
+    """The saved state and what was written beside it. Raises UserError when there is none that can be read."""
+    path = run.state / FILE
+    try:
+        with safe_open(path, framework="numpy") as file:
+            about = json.loads(file.metadata()["mlxdist"])
+            adapter, first, second = (file.get_tensor(name) for name in ("adapter", "first", "second"))
+    except FileNotFoundError:
+        raise UserError(f"There is nothing to resume in {run.path}: it has no {Path('state') / FILE}.") from None
+    except Exception as error:
+        raise UserError(f"{path} cannot be read ({error}); start the run anew, or from a checkpoint by lora.init_adapter.") from error
+    if about["version"] != VERSION:
+        raise UserError(f"{path} was written by another version of mlxdist (state version {about['version']}).")
+    moments = Moments(about["step"], first, second)
+    return State(adapter, moments, Best(**about["best"]), about["eval_rows"]), about
+
+
+def _put(stream: BinaryIO, data: bytes) -> None:
+    stream.write(data)

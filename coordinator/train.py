@@ -1,0 +1,123 @@
+"""The training loop, one page: the story of a run from its first step to its last.
+
+    global batch -> leaves -> the fleet's gradient sums -> one division, one clip, one AdamW step -> the new adapter goes out
+
+Nothing here knows how many nodes there are, or which method it trains.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from mlxdist.coordinator.config import RunConfig, warmup_steps
+from mlxdist.coordinator.evaluate import Validation
+from mlxdist.coordinator.fleet import Fleet
+from mlxdist.coordinator.leaves import cut
+from mlxdist.coordinator.method import Method, all_tokens, supervised_tokens
+from mlxdist.coordinator.optimize import adamw, clip
+from mlxdist.coordinator.order import steps
+from mlxdist.coordinator.phrases import StepReport
+from mlxdist.coordinator.report import Reporter
+from mlxdist.coordinator.rows import Rows
+from mlxdist.coordinator.saving import Saver
+from mlxdist.coordinator.state import State
+from mlxdist.protocol.schedule import learning_rate
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the loop works with. `total_steps` is None when only the time is limited."""
+
+    config: RunConfig
+    method: Method
+    rows: Rows
+    validation: Validation
+    total_steps: int | None
+    fleet: Fleet
+    report: Reporter
+    saver: Saver
+    clock: Callable[[], float] = time.monotonic
+
+
+def train(run: Run, state: State) -> State:
+    """Take the steps that are left after `state`, and return the state after the last one.
+
+    An interrupt (KeyboardInterrupt) saves the last whole step and is raised again. Raises NonFiniteError, NodeError,
+    SaveError; no step is half taken then.
+    """
+    batch, train_ = run.config.batch, run.config.train
+    began = run.clock()
+    run.fleet.send_adapter(state.step, state.adapter)
+    try:
+        for step in islice(steps(run.rows.lengths.tolist(), batch, run.config.method), state.step, run.total_steps):
+            step_began = run.clock()
+            leaves = cut(step, run.rows, batch.micro_size, batch.max_length, run.config.method)
+            request = run.method.request("gradient", step.number, state.step, leaves)
+            grad_sum, numbers = run.fleet.gradient(request)
+            metrics = run.method.metrics(leaves, numbers)
+            gradient, grad_norm = clip(grad_sum, run.method.weight(leaves), train_.max_grad_norm)
+            rate = step_learning_rate(run.config, step.number, run.total_steps)
+            adapter, moments = adamw(
+                state.adapter,
+                gradient,
+                state.moments,
+                learning_rate=rate,
+                betas=train_.betas,
+                eps=train_.eps,
+                weight_decay=train_.weight_decay,
+            )
+            state = replace(state, adapter=adapter, moments=moments)
+            run.fleet.send_adapter(state.step, state.adapter)
+
+            seconds = run.clock() - step_began
+            tokens = supervised_tokens(leaves)
+            run.report.train(
+                StepReport(
+                    step=state.step,
+                    total_steps=run.total_steps,
+                    loss=metrics.pop("loss"),
+                    grad_norm=grad_norm,
+                    learning_rate=rate,
+                    tokens=tokens,
+                    tokens_per_second=tokens / seconds,
+                    all_tokens_per_second=all_tokens(leaves) / seconds,
+                    seconds=seconds,
+                    peak_gb=run.fleet.peak_gb() if train_.report_memory else None,
+                    extra=metrics,
+                )
+            )
+
+            last = state.step == run.total_steps or out_of_time(train_.max_hours, run.clock() - began)
+            if run.validation.due(state.step, last):
+                evaluation, state = run.validation.evaluate(run.fleet, state, seconds)
+                run.saver.checkpoint(state, evaluation)
+            run.saver.save_if_due(state, last)
+            if last or stops_early(train_.early_stop_evals, state):
+                break
+    except KeyboardInterrupt:
+        run.saver.save(state)
+        raise
+    return state
+
+
+def step_learning_rate(config: RunConfig, step: int, total_steps: int | None) -> float:
+    """The learning rate of `step`; without a known end the schedule is constant after its warmup."""
+    return learning_rate(
+        step,
+        base=config.train.learning_rate,
+        schedule=config.train.schedule if total_steps is not None else "constant",
+        warmup_steps=warmup_steps(config.train, total_steps or 0),
+        total_steps=total_steps or 0,
+        min_lr_ratio=config.train.min_lr_ratio,
+    )
+
+
+def out_of_time(max_hours: float | None, seconds: float) -> bool:
+    """Whether the hours that the run may take are over."""
+    return max_hours is not None and seconds >= 3600 * max_hours
+
+
+def stops_early(early_stop_evals: int, state: State) -> bool:
+    """Whether so many evaluations have come without a better one."""
+    return 0 < early_stop_evals <= state.best.evals_since

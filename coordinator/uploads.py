@@ -1,0 +1,75 @@
+"""Partials on their way up, and the memory that they may take.
+
+At most `limit` buffers (nodes + 1) are held at a time, counting those that wait in the sum; beyond it only the partial with
+the lowest unfinished leaf is let in, which the sum can always use. So a step of M leaves never holds more than
+nodes + 2 + ceil(log2 M) vectors.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mlxdist.protocol.errors import WireError
+from mlxdist.protocol.messages import VectorOffer
+from mlxdist.protocol.tree import Span
+from mlxdist.protocol.vectors import IncomingVector, Vector
+
+
+@dataclass
+class Uploads:
+    """Offers that wait, vectors that arrive, buffers that are free."""
+
+    limit: int = 2
+    held: int = 0
+    most_held: int = 0
+    _waiting: dict[tuple[str, int], VectorOffer] = field(default_factory=dict)
+    _arriving: dict[tuple[str, int], tuple[Span, IncomingVector]] = field(default_factory=dict)
+    _free: list[Vector] = field(default_factory=list)
+
+    def offer(self, name: str, offer: VectorOffer) -> None:
+        """A node has a partial."""
+        self._waiting[name, offer.stream] = offer
+
+    def admit(self, lowest_missing: int) -> Iterator[tuple[str, int, int]]:
+        """Let in what there is room for: (node, stream, credit) of each."""
+        for key, offer in sorted(self._waiting.items(), key=lambda item: item[1].start):
+            if self.held >= self.limit and offer.start != lowest_missing:
+                break
+            del self._waiting[key]
+            self.held += 1
+            self.most_held = max(self.most_held, self.held)
+            vector = IncomingVector(offer.stream, self._buffer(offer.elements))
+            self._arriving[key] = (Span(offer.start, offer.stop), vector)
+            yield *key, vector.upto
+
+    def block(self, name: str, stream: int, index: int, payload: memoryview) -> int:
+        """Take one block; returns the new credit. Raises WireError for a block of no admitted vector."""
+        _, vector = self._find(name, stream)
+        vector.block(index, payload)
+        return vector.upto
+
+    def end(self, name: str, stream: int, digest: str) -> tuple[Span, Vector]:
+        """The vector is whole: its subtree and its buffer. Raises WireError when its hash differs."""
+        span, vector = self._find(name, stream)
+        vector.end(digest)
+        del self._arriving[name, stream]
+        return span, vector.buffer
+
+    def release(self, buffer: Vector) -> None:
+        """A buffer that is summed away."""
+        self.held -= 1
+        self._free.append(buffer)
+
+    def _find(self, name: str, stream: int) -> tuple[Span, IncomingVector]:
+        try:
+            return self._arriving[name, stream]
+        except KeyError:
+            raise WireError(f"vector {stream} of {name} was not let in") from None
+
+    def _buffer(self, elements: int) -> Vector:
+        while self._free:
+            buffer = self._free.pop()
+            if len(buffer) == elements:
+                return buffer
+        return np.empty(elements, np.float32)
