@@ -1,0 +1,34 @@
+"""Dropout that can be drawn again: the random state as one number, and layers that draw nothing."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import mlx.core as mx
+import mlx.nn as nn
+
+DROPOUTS = (nn.Dropout, nn.Dropout2d, nn.Dropout3d)
+
+
+def random_key() -> int:
+    """The state of mlx's random numbers as the seed that gives it: `mx.random.seed(random_key())` changes nothing."""
+    high, low = mx.random.state[0].tolist()
+    return int(high) << 32 | int(low)
+
+
+def has_dropout(model: nn.Module) -> bool:
+    """True when some layer of `model` draws random numbers in training."""
+    return any(isinstance(module, DROPOUTS) and module._p_1 < 1 for module in model.modules())
+
+
+@contextmanager
+def dropout_off(model: nn.Module) -> Iterator[None]:
+    """Training mode, in which models take their differentiable kernels, but with nothing dropped."""
+    dropouts = [module for module in model.modules() if isinstance(module, DROPOUTS)]
+    model.train()
+    for module in dropouts:
+        module.eval()
+    try:
+        yield
+    finally:
+        for module in dropouts:
+            module.train()

@@ -1,0 +1,86 @@
+"""The model's own head, on the positions that count and on nothing else.
+
+After the layers a model has its norm, its (tied) output matrix, scaling, softcaps. None of it is written again here: the
+model runs once more on the picked positions with every layer call answered from what was recorded. So a prompt of 4,000
+tokens with an answer of 50 costs 50 rows of logits.
+
+Shapes: B rows, L positions, P picked positions of the flattened B * L, p those of a chunk, D hidden size, V vocabulary.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlxdist.node.picks import Picks, check_vocabulary
+from mlxdist.node.record import answer_calls
+
+Span = tuple[int, int]  # (start, end) of a chunk among the picked positions
+
+
+def pick(hidden: mx.array, positions: mx.array) -> mx.array:
+    """The hidden states [..., 1, P, D] at `positions` int32 [P] of the flattened rows of `hidden` [..., B, L, D]."""
+    *outer, rows, length, width = hidden.shape
+    return mx.take(hidden.reshape(*outer, 1, rows * length, width), positions, axis=-2)
+
+
+def log_probs(logits: mx.array, targets: mx.array) -> mx.array:
+    """The log softmax of `logits` [P, V], of any float type, at `targets` [P]: float32 [P]."""
+    wide = logits.astype(mx.float32)
+    return mx.take_along_axis(wide, targets[:, None], axis=-1)[:, 0] - mx.logsumexp(wide, axis=-1)
+
+
+def chunks(count: int, size: int) -> Iterator[Span]:
+    """Runs of `size` positions over `count`; the last may be short."""
+    return ((start, min(start + size, count)) for start in range(0, count, size))
+
+
+def head_pass(
+    model: nn.Module, results: Sequence[Any], picks: Picks, hidden: mx.array, span: Span
+) -> tuple[mx.array, mx.array]:
+    """Log-probs l [p] of the picked positions `span` and dl/dh [..., 1, p, D], from `hidden` [..., 1, p, D] there.
+
+    A position's log-prob depends on its own hidden state alone, so one pass serves any loss F: dF/dh = dF/dl * dl/dh.
+    """
+
+    def build(h: mx.array) -> list[mx.array]:
+        return [_picked_log_probs(model, results, picks, h, span)]
+
+    (logp,), (pull,) = mx.vjp(build, [hidden], [mx.ones(span[1] - span[0])])
+    return logp, pull
+
+
+def head_score(model: nn.Module, results: Sequence[Any], picks: Picks, hidden: mx.array, span: Span) -> mx.array:
+    """The log-probs of `head_pass` alone, with the same bits."""
+    logp: mx.array = traced(lambda h: _picked_log_probs(model, results, picks, h, span), hidden)
+    return logp
+
+
+def _picked_log_probs(model: nn.Module, results: Sequence[Any], picks: Picks, hidden: mx.array, span: Span) -> mx.array:
+    start, end = span
+    last = (len(results) - 1, 0)
+    logits = answer_calls(model, picks.ids[None, start:end], results, {last: hidden})[0]
+    check_vocabulary(picks, logits.shape[-1])
+    return log_probs(logits, picks.targets[start:end])
+
+
+def scaled(pull: mx.array, slope: mx.array, picks: Picks) -> mx.array:
+    """The gradient dF/dh [..., 1, P, D] from dl/dh and dF/d(row sum) [B]."""
+    return (pull * mx.take(slope, picks.rows)[:, None]).astype(pull.dtype)
+
+
+def traced(build: Callable[..., Any], *arrays: mx.array) -> Any:
+    """What `build(*arrays)` returns, built as inside a gradient but without one: evaluating it frees as it goes.
+
+    Metal's attention and compiled functions take other kernels in a gradient; what is compared or put together with a
+    gradient's numbers must take the same.
+    """
+    made: list[Any] = []
+
+    def trace(*tracers: mx.array) -> list[mx.array]:
+        made.append(build(*tracers))
+        return [mx.array(0.0)]
+
+    mx.vjp(trace, list(arrays), [mx.array(0.0)])
+    return made[0]

@@ -1,0 +1,192 @@
+"""The worker's half of the data connection: messages in, work and messages out. No socket, no thread, no mlx.
+
+    Welcome -> LoadModel          Canary -> ComputeCanary
+    VectorOffer, VectorBlock, VectorEnd (adapter) -> a new adapter version
+    Task, LeafRows -> ComputeLeaves, as soon as all rows and the adapter version are here
+    Credit -> blocks of a partial
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mlxdist.protocol import messages as m
+from mlxdist.protocol.errors import MismatchError, WireError
+from mlxdist.protocol.leaves import Leaf, unpack_leaf
+from mlxdist.protocol.tree import Span
+from mlxdist.protocol.vectors import IncomingVector, OutgoingVector, Vector, digest
+from mlxdist.protocol.wire import Buffer
+
+
+@dataclass(frozen=True)
+class LoadModel:
+    """Load the model of this run."""
+
+    spec: m.RunSpec
+
+
+@dataclass(frozen=True)
+class ComputeCanary:
+    """Compute the canary leaf."""
+
+
+@dataclass(frozen=True)
+class ComputeLeaves:
+    """Work on one assignment; `numbers[leaf]` are the per-row inputs of the loss."""
+
+    task: m.Task
+    leaves: tuple[Leaf, ...]
+    numbers: tuple[dict[str, tuple[float, ...]], ...]
+    adapter: Vector
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The coordinator has said goodbye, or refused this node."""
+
+    reason: str
+    refused: bool
+
+
+Work = LoadModel | ComputeCanary | ComputeLeaves | Finish
+
+
+@dataclass
+class _Assignment:
+    task: m.Task
+    leaves: dict[int, Leaf] = field(default_factory=dict)
+    numbers: dict[int, dict[str, tuple[float, ...]]] = field(default_factory=dict)
+
+
+@dataclass
+class Session:
+    """One worker's dealings with one coordinator."""
+
+    name: str
+    life: m.Life
+    elements: int = 0  # of the adapter; known when the model is loaded
+    spec: m.RunSpec | None = None
+    work: deque[Work] = field(default_factory=deque)
+    _outbox: deque[tuple[m.Message, Buffer]] = field(default_factory=deque)
+    _adapters: dict[int, Vector] = field(default_factory=dict)
+    _incoming: dict[int, tuple[m.VectorOffer, IncomingVector]] = field(default_factory=dict)
+    _outgoing: dict[int, OutgoingVector] = field(default_factory=dict)
+    _assignments: deque[_Assignment] = field(default_factory=deque)
+    _streams: int = 0
+
+    def say(self, message: m.Message, payload: Buffer = b"") -> None:
+        """Queue a message for the coordinator."""
+        self._outbox.append((message, payload))
+
+    def take_outgoing(self) -> Iterator[tuple[m.Message, Buffer]]:
+        """The messages to send now, each once: what was said, then the blocks that have credit."""
+        while self._outbox:
+            yield self._outbox.popleft()
+        for stream, vector in list(self._outgoing.items()):
+            for index, block in vector.blocks():
+                yield m.VectorBlock(self.life, stream, index), block
+            if vector.all_sent:
+                del self._outgoing[stream]
+                yield m.VectorEnd(self.life, stream, digest(vector.vector)), b""
+
+    def offer_partial(self, task: m.Task, span: Span, vector: Vector) -> None:
+        """Announce the sum over one subtree; its blocks go when the coordinator has room."""
+        self._streams += 1
+        self._outgoing[self._streams] = OutgoingVector(self._streams, vector)
+        self.say(
+            m.VectorOffer(
+                life=self.life,
+                stream=self._streams,
+                kind="partial",
+                adapter_version=task.adapter_version,
+                elements=len(vector),
+                step=task.step,
+                attempt=task.attempt,
+                start=span.start,
+                stop=span.stop,
+                slice_stop=len(vector),
+            )
+        )
+
+    @property
+    def uploading(self) -> bool:
+        """Whether a partial, or a message, still waits to be sent."""
+        return bool(self._outgoing or self._outbox)
+
+    def handle(self, message: m.Message, payload: memoryview) -> None:
+        """Take one message. Another life's changes nothing; raises WireError for one that makes no sense here."""
+        if isinstance(message, m.Refuse):
+            self.work.append(Finish(message.reason, refused=True))
+            return
+        if getattr(message, "life", None) != self.life:
+            return
+        match message:
+            case m.Welcome(spec=spec):
+                self.spec = spec
+                self.work.append(LoadModel(spec))
+            case m.Canary():
+                self.work.append(ComputeCanary())
+            case m.VectorOffer():
+                self._accept_adapter(message)
+            case m.VectorBlock(stream=stream, index=index):
+                _, vector = self._stream(stream)
+                vector.block(index, payload)
+                self.say(m.Credit(self.life, stream, vector.upto))
+            case m.VectorEnd(stream=stream, digest=digest_):
+                offer, vector = self._stream(stream)
+                del self._incoming[stream]
+                vector.end(digest_)
+                self._adapters = {offer.adapter_version: vector.buffer}
+                self._start_ready()
+            case m.Task():
+                self._assignments.append(_Assignment(message))
+            case m.LeafRows():
+                self._take_rows(message, payload)
+                self._start_ready()
+            case m.Credit(stream=stream, upto=upto):
+                if stream in self._outgoing:
+                    self._outgoing[stream].credit(upto)
+            case m.Stale():
+                self._outgoing.clear()
+            case m.Bye(reason=reason):
+                self.work.append(Finish(reason, refused=False))
+            case _:
+                raise WireError(f"a worker is not sent {type(message).__name__}")
+
+    def _accept_adapter(self, offer: m.VectorOffer) -> None:
+        if offer.kind != "adapter" or offer.elements != self.elements:
+            raise MismatchError(
+                f"{self.name}: offered a vector of {offer.elements} elements; this model's adapter has {self.elements}"
+            )
+        vector = IncomingVector(offer.stream, np.empty(self.elements, np.float32))
+        self._incoming[offer.stream] = (offer, vector)
+        self.say(m.Credit(self.life, offer.stream, vector.upto))
+
+    def _stream(self, stream: int) -> tuple[m.VectorOffer, IncomingVector]:
+        try:
+            return self._incoming[stream]
+        except KeyError:
+            raise WireError(f"a block of vector {stream}, which was not offered") from None
+
+    def _take_rows(self, message: m.LeafRows, payload: memoryview) -> None:
+        for assignment in self._assignments:
+            task = assignment.task
+            if (task.step, task.attempt) == (message.step, message.attempt) and task.start <= message.leaf < task.stop:
+                assignment.leaves[message.leaf] = unpack_leaf(message, payload)
+                assignment.numbers[message.leaf] = message.numbers
+                return
+        raise WireError(f"rows of leaf {message.leaf}, which no task names")
+
+    def _start_ready(self) -> None:
+        while self._assignments:
+            task = self._assignments[0].task
+            adapter = self._adapters.get(task.adapter_version)
+            indices = range(task.start, task.stop)
+            if adapter is None or len(self._assignments[0].leaves) < len(indices):
+                return
+            ready = self._assignments.popleft()
+            leaves = tuple(ready.leaves[index] for index in indices)
+            numbers = tuple(ready.numbers[index] for index in indices)
+            self.work.append(ComputeLeaves(task, leaves, numbers, adapter))

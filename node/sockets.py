@@ -1,0 +1,75 @@
+"""A node's ends of the two connections over ZeroMQ: the one file of this room that knows it."""
+
+import socket
+
+import zmq
+
+from mlxdist.protocol.wire import MAX_PAYLOAD, Frames
+
+
+class DealerLink:
+    """A Link over a DEALER socket. One thread receives and sends; `wake` may be called from any."""
+
+    def __init__(self, endpoint: str, identity: bytes) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.IDENTITY, identity)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        # Without this a message for a dead coordinator waits, and reaches the next one.
+        self._socket.setsockopt(zmq.IMMEDIATE, 1)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_PAYLOAD)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 200)
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.connect(endpoint)
+        self._bell, self._ear = socket.socketpair()
+        self._bell.setblocking(False)
+        self._ear.setblocking(False)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._ear, zmq.POLLIN)
+
+    def receive(self, timeout: float) -> list[Frames]:
+        """What has arrived, waiting up to `timeout` seconds for the first."""
+        ready = dict(self._poller.poll(int(timeout * 1000)))
+        if self._ear.fileno() in ready:
+            _drain(self._ear)
+        arrived: list[Frames] = []
+        if self._socket in ready:
+            while len(arrived) < 64:
+                try:
+                    arrived.append([frame.buffer for frame in self._socket.recv_multipart(zmq.NOBLOCK, copy=False)])
+                except zmq.Again:
+                    break
+        return arrived
+
+    def send(self, frames: Frames) -> bool:
+        """Hand the frames to ZeroMQ; False while there is no connection."""
+        try:
+            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=len(frames[-1]) < 65536)
+        except zmq.Again:
+            return False
+        return True
+
+    def wake(self) -> None:
+        """End a `receive` that waits in another thread."""
+        try:
+            self._bell.send(b"!")
+        except (BlockingIOError, OSError):
+            pass
+
+    def close(self) -> None:
+        """Close the socket; unsent messages are dropped."""
+        self._poller.unregister(self._socket)
+        self._socket.close(0)
+        self._context.term()
+        self._bell.close()
+        self._ear.close()
+
+
+def _drain(ear: socket.socket) -> None:
+    try:
+        while ear.recv(4096):
+            pass
+    except BlockingIOError:
+        pass

@@ -1,0 +1,251 @@
+"""The supervisor: the node's control and life. It holds the control connection, beats, and starts the worker.
+
+No mlx here: a worker that aborts, runs out of memory or holds the interpreter's lock neither silences the beat nor ends
+the node.
+"""
+
+import platform
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from os import environ, getpid
+
+import msgspec
+import psutil
+
+from mlxdist.protocol import messages as m
+from mlxdist.protocol.transport import Link
+from mlxdist.protocol.wire import decode, encode
+
+TAIL_LINES = 20
+ENLIST_SECONDS = 2.0  # between tries to be admitted
+KILL_SECONDS = 5.0  # from asking a worker to end until it is killed
+
+
+@dataclass
+class Worker:
+    """The worker process, its last lines, and the lines that the coordinator has not seen yet."""
+
+    process: subprocess.Popen[str]
+    tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
+    unseen: deque[str] = field(default_factory=lambda: deque(maxlen=1000))
+    reader: threading.Thread | None = None
+
+    @classmethod
+    def start(cls, environment: Mapping[str, str]) -> "Worker":
+        """Start a worker that waits for its first order."""
+        process = subprocess.Popen(
+            [sys.executable, "-u", "-m", "mlxdist.node.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env={**environ, **environment},
+        )
+        worker = cls(process)
+        worker.reader = threading.Thread(target=worker._read, daemon=True)
+        worker.reader.start()
+        return worker
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.tail.append(line.rstrip())
+            self.unseen.append(line.rstrip())
+
+    def order(self, endpoint: str, name: str, life: m.Life) -> None:
+        """Send the worker to a coordinator."""
+        assert self.process.stdin is not None
+        line = msgspec.json.encode({"endpoint": endpoint, "name": name, "life": life}).decode()
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def cause_of_exit(self) -> str | None:
+        """Why the worker ended, as a sentence; None while it runs."""
+        code = self.process.poll()
+        if code is None:
+            return None
+        if self.reader is not None:
+            self.reader.join(1.0)
+        return describe_exit(code)
+
+    def stop(self) -> None:
+        """End the worker: the end of its input first, then SIGTERM, then SIGKILL."""
+        assert self.process.stdin is not None
+        for step in (self.process.stdin.close, self.process.terminate, self.process.kill):
+            try:
+                step()
+                self.process.wait(KILL_SECONDS / 2)
+            except (subprocess.TimeoutExpired, BrokenPipeError, ProcessLookupError):
+                continue
+            return
+
+
+def describe_exit(code: int) -> str:
+    """An exit code of a worker as a sentence."""
+    if code >= 0:
+        return f"the worker ended with exit code {code}"
+    reasons = {9: "killed (SIGKILL; out of memory, or by hand)", 6: "aborted (SIGABRT; a Metal error prints above)"}
+    return f"the worker was {reasons.get(-code, f'ended by signal {-code}')}"
+
+
+def host_facts() -> dict[str, str]:
+    """What the coordinator shows and softly compares of this host."""
+    names = ("MLX_ENABLE_TF32", "MLX_DISABLE_COMPILE", "OPENBLAS_CORETYPE")
+    return {
+        "host": platform.node(),
+        "system": f"{platform.system()} {platform.release()}",
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "memory_gb": f"{psutil.virtual_memory().total / 2**30:.1f}",
+        **{name: environ[name] for name in names if name in environ},
+    }
+
+
+class Supervisor:
+    """One node's dealings with its coordinators, one life after another."""
+
+    def __init__(
+        self,
+        name: str,
+        host: str,
+        link: Link,
+        *,
+        launched: bool,
+        wait_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`launched`: leave at the goodbye, instead of waiting for the next coordinator at the same place."""
+        self.name, self.host, self.link, self.launched = name, host, link, launched
+        self.wait_seconds, self.clock = wait_seconds, clock
+        self.worker: Worker | None = None
+        self.life: m.Life | None = None
+        self.environment: dict[str, str] = {}
+        self.beat_seconds = ENLIST_SECONDS
+        self.beats = 0
+        self.heard = self.spoken = clock()
+        self.spoken -= ENLIST_SECONDS
+        self.exit_code: int | None = None
+        self.reason = ""
+
+    def run(self, orphaned: threading.Event) -> int:
+        """Until the goodbye, a refusal, or nobody heard for `wait_seconds`; or until whoever launched this is gone."""
+        try:
+            while self.exit_code is None:
+                for frames in self.link.receive(min(self.beat_seconds, 0.5)):
+                    message, _ = decode(frames)
+                    self.heard = self.clock()
+                    self._handle(message)
+                self._tick()
+                if orphaned.is_set():
+                    self._leave(0, "the launcher is gone")
+            return self.exit_code
+        finally:
+            if self.worker is not None:
+                self.worker.stop()
+            self.link.close()
+
+    def _leave(self, code: int, reason: str) -> None:
+        if self.exit_code is None:
+            self.exit_code, self.reason = code, reason
+
+    def _send(self, message: m.Message) -> bool:
+        return self.link.send(encode(message))
+
+    def _handle(self, message: m.Message) -> None:
+        match message:
+            case m.Admit():
+                self._admitted(message)
+            case m.Refuse(reason=reason):
+                self._leave(1, f"refused: {reason}")
+            case m.Bye(reason=reason, life=life) if life == self.life:
+                self._send(m.Left(life))
+                self.life = None
+                self.beat_seconds = ENLIST_SECONDS
+                if self.launched:
+                    self._leave(0, reason)
+            case m.Stale():
+                self.life = None  # another coordinator lives now: ask it to be admitted
+
+    def _admitted(self, admit: m.Admit) -> None:
+        if admit.life == self.life:
+            return
+        self.life, self.beat_seconds = admit.life, admit.beat_seconds
+        if self.worker is not None and (self.worker.process.poll() is not None or admit.environment != self.environment):
+            self.worker.stop()
+            self.worker = None
+        if self.worker is None:
+            self.environment = admit.environment
+            self.worker = Worker.start(admit.environment)
+        self.worker.order(f"tcp://{self.host}:{admit.data_port}", self.name, admit.life)
+
+    def _tick(self) -> None:
+        now = self.clock()
+        if now - self.heard > self.wait_seconds:
+            self._leave(1, f"no coordinator for {self.wait_seconds:.0f} s")
+        if self.life is None:
+            if now - self.spoken >= ENLIST_SECONDS:
+                pid = self.worker.process.pid if self.worker is not None else 0
+                if self._send(m.Enlist(m.PROTOCOL_VERSION, self.name, getpid(), pid, host_facts())):
+                    self.spoken = now
+            return
+        if self.worker is not None:
+            self._pass_on_lines(self.worker, self.life)
+            cause = self.worker.cause_of_exit()
+            if cause is not None:
+                self._pass_on_lines(self.worker, self.life)
+                self._send(m.WorkerExit(self.life, cause, tuple(self.worker.tail)))
+                self.worker = None
+        if now - self.spoken >= self.beat_seconds:
+            self.beats += 1
+            pid, rss = _memory(self.worker)
+            self._send(m.Beat(self.life, self.beats, pid, rss))
+            self.spoken = now
+
+    def _pass_on_lines(self, worker: Worker, life: m.Life) -> None:
+        lines: list[str] = []
+        while worker.unseen and len(lines) < 200:
+            lines.append(worker.unseen.popleft())
+        if lines:
+            self._send(m.Log(life, tuple(lines)))
+
+
+def _memory(worker: Worker | None) -> tuple[int, int]:
+    if worker is None:
+        return 0, 0
+    try:
+        return worker.process.pid, psutil.Process(worker.process.pid).memory_info().rss
+    except psutil.NoSuchProcess:
+        return 0, 0
+
+
+def watch_launcher(orphaned: threading.Event) -> threading.Thread:
+    """Set the event at the end of standard input: whoever launched this node has gone."""
+
+    def wait() -> None:
+        while sys.stdin.buffer.read(4096):
+            pass
+        orphaned.set()
+
+    thread = threading.Thread(target=wait, name="launcher", daemon=True)
+    thread.start()
+    return thread
+
+
+def main(name: str, endpoint: tuple[str, int], wait_seconds: float, launched: bool) -> tuple[int, str]:
+    """Run a node until it is told to leave. Returns the exit code and the reason as a sentence."""
+    from mlxdist.node.sockets import DealerLink
+
+    host, port = endpoint
+    orphaned = threading.Event()
+    if launched:
+        watch_launcher(orphaned)
+    link = DealerLink(f"tcp://{host}:{port}", f"{name}/{getpid()}".encode())
+    supervisor = Supervisor(name, host, link, launched=launched, wait_seconds=wait_seconds)
+    code = supervisor.run(orphaned)
+    return code, supervisor.reason

@@ -1,0 +1,62 @@
+"""Watching the layers of a model at work, without knowing the model.
+
+Python looks up `layer(x)` on the class, so a tap replaces `__call__` of the classes of `model.layers`. It is process-wide
+while it is open: a lock lets one thread in, and leaving restores each class exactly, an inherited `__call__` included.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import mlx.nn as nn
+
+Call = Callable[..., Any]
+Handler = Callable[[nn.Module, Call, tuple[Any, ...], dict[str, Any]], Any]  # (layer, its own call, args, kwargs)
+
+_ONE_AT_A_TIME = threading.RLock()  # classes belong to the process, and so does the right to replace their calls
+
+
+@contextmanager
+def replaced_calls(classes: Iterable[type], wrap: Callable[[Call], Call]) -> Iterator[None]:
+    """Replace `__call__` of each class by `wrap(its call)` and put back exactly what was there."""
+    with _ONE_AT_A_TIME:
+        # A class that inherits its call has no entry of its own: what is put back is the absence.
+        before = {cls: cls.__dict__.get("__call__") for cls in classes}
+        wrapped = {cls: wrap(cls.__call__) for cls in before}
+        try:
+            for cls, call in wrapped.items():
+                cls.__call__ = call  # type: ignore[operator]
+            yield
+        finally:
+            for cls, own in before.items():
+                if own is not None:
+                    cls.__call__ = own  # type: ignore[operator]
+                elif "__call__" in cls.__dict__:
+                    del cls.__call__  # type: ignore[operator]
+
+
+@contextmanager
+def tapped(layers: Iterable[nn.Module | None], handler: Handler) -> Iterator[None]:
+    """Send every outermost call of one of `layers` to `handler(layer, call, args, kwargs)`; its answer is the result.
+
+    Calls inside a tapped call (a layer within a layer, `super().__call__`) and other objects of the same classes pass.
+    """
+    own = {id(layer): layer for layer in layers if layer is not None}
+    inside = False
+
+    def wrap(call: Call) -> Call:
+        def hooked(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            nonlocal inside
+            if inside or id(module) not in own:
+                return call(module, *args, **kwargs)
+            inside = True
+            try:
+                return handler(module, lambda *a, **k: call(module, *a, **k), args, kwargs)
+            finally:
+                inside = False
+
+        return hooked
+
+    with replaced_calls({type(layer) for layer in own.values()}, wrap):
+        yield

@@ -1,0 +1,140 @@
+"""The worker process: holds the model, computes, and talks to the coordinator's data port.
+
+Two threads share a Session: the main one computes (mlx lives there alone), the other carries messages. Nothing waits for
+the network inside an MLX graph: results are evaluated, then handed over. The supervisor starts this process and writes one
+JSON line per admission to its standard input; the end of standard input ends the process.
+"""
+
+import os
+import queue
+import sys
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from mlxdist.node.blas import use_openblas
+from mlxdist.node.session import Finish, Session
+from mlxdist.node.sockets import DealerLink
+from mlxdist.protocol import messages as m
+from mlxdist.protocol.transport import Link
+from mlxdist.protocol.tree import Span
+from mlxdist.protocol.vectors import Vector
+from mlxdist.protocol.wire import Buffer, Frames, decode, encode
+
+if TYPE_CHECKING:
+    from mlxdist.node.engine import Engine
+
+FLUSH_SECONDS = 5.0  # how long the last messages may take to leave
+
+
+class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the supervisor writes on standard input: where to go, and as whom."""
+
+    endpoint: str
+    name: str
+    life: m.Life
+
+
+class Carrier:
+    """Carries a session's messages over a link, in a thread of its own, until closed."""
+
+    def __init__(self, session: Session, link: Link) -> None:
+        self.session, self.link = session, link
+        self.changed = threading.Condition()
+        self.error: Exception | None = None
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="carrier", daemon=True)
+        self._thread.start()
+
+    def say(self, message: m.Message, payload: Buffer = b"") -> None:
+        """Queue a message."""
+        with self.changed:
+            self.session.say(message, payload)
+        self.link.wake()
+
+    def offer(self, task: m.Task, span: Span, vector: Vector) -> None:
+        """Queue a partial."""
+        with self.changed:
+            self.session.offer_partial(task, span, vector)
+        self.link.wake()
+
+    def close(self) -> None:
+        """Let what was said leave, for a while, then end the thread."""
+        deadline = time.monotonic() + FLUSH_SECONDS
+        with self.changed:
+            while self.session.uploading and self.error is None and time.monotonic() < deadline:
+                self.changed.wait(0.1)
+        self._closing = True
+        self.link.wake()
+        self._thread.join()
+        self.link.close()
+
+    def _run(self) -> None:
+        unsent: deque[Frames] = deque()
+        try:
+            while not self._closing:
+                for frames in self.link.receive(0.1 if unsent else 0.5):
+                    message, payload = decode(frames)
+                    with self.changed:
+                        self.session.handle(message, payload)
+                with self.changed:
+                    unsent.extend(encode(*outgoing) for outgoing in self.session.take_outgoing())
+                    self.changed.notify_all()
+                while unsent and self.link.send(unsent[0]):
+                    unsent.popleft()
+        except Exception as error:  # handed to the main thread, which raises it
+            self.error = error
+            with self.changed:
+                self.changed.notify_all()
+
+
+def serve(order: Order, orders: "queue.Queue[Order]", engine: "Engine") -> Finish | None:
+    """Work for one coordinator until it says goodbye or refuses (returns that) or a new order comes (returns None)."""
+    from mlxdist.node.engine import versions
+
+    link = DealerLink(order.endpoint, f"{order.name}#{order.life.incarnation}.{order.life.session}".encode())
+    session = Session(order.name, order.life)
+    carrier = Carrier(session, link)
+    try:
+        carrier.say(m.Hello(order.life, m.PROTOCOL_VERSION, order.name, versions()))
+        while True:
+            with carrier.changed:
+                while not session.work and carrier.error is None and orders.empty():
+                    carrier.changed.wait(0.5)
+                if carrier.error is not None:
+                    raise carrier.error
+                if not session.work:
+                    return None
+                work = session.work.popleft()
+            if isinstance(work, Finish):
+                return work
+            engine.perform(work, session, carrier.say, carrier.offer)
+    finally:
+        carrier.close()
+
+
+def _read_orders(orders: "queue.Queue[Order]") -> None:
+    for line in sys.stdin:
+        orders.put(msgspec.json.decode(line, type=Order))
+    os._exit(0)  # the supervisor is gone; nothing here is worth keeping
+
+
+def main() -> None:
+    """Serve one coordinator after another."""
+    use_openblas()
+    from mlxdist.node.engine import Engine
+
+    orders: queue.Queue[Order] = queue.Queue()
+    threading.Thread(target=_read_orders, args=(orders,), name="orders", daemon=True).start()
+    engine = Engine()
+    while True:
+        finish = serve(orders.get(), orders, engine)
+        if finish is not None and finish.refused:
+            sys.exit(f"refused: {finish.reason}")
+
+
+if __name__ == "__main__":
+    main()
