@@ -18,7 +18,7 @@ from mlxdist.coordinator.rounds import Request, Round, leaf_tokens
 from mlxdist.coordinator.uploads import Uploads
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import messages as m
-from mlxdist.protocol.errors import MismatchError, MlxdistError, NodeError, NonFiniteError, StaleError, WireError
+from mlxdist.protocol.errors import ConfigError, MismatchError, MlxdistError, NodeError, NonFiniteError, StaleError, WireError
 from mlxdist.protocol.leaves import pack_leaf
 from mlxdist.protocol.manifest import Manifest
 from mlxdist.protocol.numerics import WORKER_ENVIRONMENT
@@ -283,7 +283,7 @@ class Cluster:
             self._send_adapter(node)
 
     def _on_fault(self, node: Node, message: m.Fault) -> None:
-        kind = NonFiniteError if message.kind == "nonfinite" else NodeError
+        kind = {"nonfinite": NonFiniteError, "config": ConfigError}.get(message.kind, NodeError)
         self._fail(kind(f"{node.name}: {message.message}"))
 
     def _on_leaf(self, node: Node, message: m.LeafAnswer, payload: memoryview) -> None:

@@ -68,7 +68,7 @@ def run(config: RunConfig, hosts: Hosts, *, resume: bool, environ: Mapping[str, 
 def _with_nodes(
     config: RunConfig, hosts: Hosts, folder: RunFolder, dataset: Dataset, report: Reporter, resume: bool
 ) -> int:
-    bind = "127.0.0.1" if hosts.coordinator.bind == "auto" else hosts.coordinator.bind
+    bind = "127.0.0.1" if hosts.coordinator.bind in ("auto", "localhost") else hosts.coordinator.bind
     hub = RouterHub(bind, hosts.coordinator.port)
     spec = run_spec(config)
     rules = Rules(
@@ -105,6 +105,7 @@ def _with_nodes(
         )
         for sentence in (*dataset.notes, *plan_sentences(config, manifest, dataset, steps, ready), f"{promise.kind}: {promise.reason}"):
             report.note(sentence)
+        report.stage("training")
         method = Sft()
         loop = Run(
             config=config,

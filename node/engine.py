@@ -16,7 +16,7 @@ from mlxdist.node.session import ComputeCanary, ComputeLeaves, LoadModel, Sessio
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import messages as m
 from mlxdist.protocol import numerics
-from mlxdist.protocol.errors import MismatchError, MlxdistError, NonFiniteError
+from mlxdist.protocol.errors import MismatchError, MlxdistError, NonFiniteError, UserError
 from mlxdist.protocol.leaves import Leaf
 from mlxdist.protocol.tree import Span, subtrees
 from mlxdist.protocol.vectors import Vector
@@ -52,8 +52,10 @@ class Engine:
                     self._compute(work, life, say, offer)
         except NonFiniteError as error:
             say(m.Fault(life, "nonfinite", str(error)), b"")
+        except UserError as error:
+            say(m.Fault(life, "config", str(error)), b"")
         except MlxdistError as error:
-            say(m.Fault(life, "load", str(error)), b"")
+            say(m.Fault(life, "error", str(error)), b"")
 
     def _ready(self) -> Computer:
         assert self._computer is not None, "the coordinator sends work only after Loaded"

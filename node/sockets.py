@@ -18,8 +18,8 @@ class DealerLink:
         # Without this a message for a dead coordinator waits, and reaches the next one.
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_PAYLOAD)
-        self._socket.setsockopt(zmq.RECONNECT_IVL, 200)
-        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 100)
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.connect(endpoint)
         self._bell, self._ear = socket.socketpair()

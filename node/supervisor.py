@@ -22,7 +22,7 @@ from mlxdist.protocol.transport import Link
 from mlxdist.protocol.wire import decode, encode
 
 TAIL_LINES = 20
-ENLIST_SECONDS = 2.0  # between tries to be admitted
+ENLIST_SECONDS = 0.5  # between tries to be admitted
 KILL_SECONDS = 5.0  # from asking a worker to end until it is killed
 
 

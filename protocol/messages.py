@@ -163,7 +163,7 @@ class LeafAnswer(Message, frozen=True):
 
 
 class Fault(Message, frozen=True):
-    """Something that the worker could not do. `kind`: load | memory | nonfinite | numerics | error."""
+    """Something that the worker could not do. `kind`: config | nonfinite | error."""
 
     life: Life
     kind: str

@@ -1,0 +1,52 @@
+"""Faulty rows: found one by one, said together, ten at a time, each as file:line with its reason."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mlxdist.protocol.errors import DataError
+
+SHOWN = 10
+
+
+class RowError(Exception):
+    """A row that cannot be trained on; its text is the reason, to follow "file:line: ". `reading` makes faults of them.
+
+    `length`: the row's tokens where it is its length that is wrong, else 0.
+    """
+
+    def __init__(self, reason: str, length: int = 0) -> None:
+        super().__init__(reason)
+        self.length = length
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One faulty row."""
+
+    name: str  # of the file
+    line: int
+    reason: str
+    length: int = 0  # tokens, where the row is too long
+
+    @property
+    def where(self) -> str:
+        """File and line."""
+        return f"{self.name}:{self.line}"
+
+
+def refusal(faults: Sequence[Fault], n_rows: int, advice: str = "") -> DataError:
+    """The error for a run that stops at faulty rows: the first ten, how many there are, and what to do."""
+    count = f"1 of {n_rows} rows is faulty" if len(faults) == 1 else f"{len(faults)} of {n_rows} rows are faulty"
+    lines = [f"  {fault.where}: {fault.reason}" for fault in faults[:SHOWN]]
+    if len(faults) > SHOWN:
+        lines.append(f"  … and {len(faults) - SHOWN} more")
+    cure = 'Mend them, or set data.on_bad_row = "skip" to train without them.'
+    return DataError("\n".join([f"{count}, nothing was trained:", *lines, *([advice] if advice else []), cure]))
+
+
+def skipped(faults: Sequence[Fault], n_rows: int) -> str:
+    """The sentence for a run that goes on without its faulty rows."""
+    first = "; ".join(f"{fault.where}: {fault.reason}" for fault in faults[:3])
+    more = f"; and {len(faults) - 3} more" if len(faults) > 3 else ""
+    what = "row is faulty and left out" if len(faults) == 1 else "rows are faulty and left out"
+    return f"{len(faults)} of {n_rows} {what} ({first}{more})."

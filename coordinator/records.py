@@ -1,0 +1,31 @@
+"""What every source of rows gives: records with line numbers, by split."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One row of a source, or why it is none."""
+
+    line: int  # from 1: where the row begins in its file
+    row: Mapping[str, Any] | str  # or the reason of a fault
+    share: float  # part of the source that was read, 0 to 1
+
+
+@dataclass(frozen=True)
+class Source:
+    """Rows with the name that stands before their line numbers."""
+
+    name: str
+    records: Callable[[], Iterator[Record]]
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The sources of a run."""
+
+    train: Source
+    valid: Source | None
+    test: Source | None

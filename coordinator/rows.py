@@ -1,0 +1,178 @@
+"""The rows of a run in compact arrays: one 32-bit word per token, its id and, in the top bit, whether it is a target.
+
+Shapes: N rows of a data set, T tokens of a sequence. A row of SFT is one sequence; of DPO two, chosen and rejected; of
+KTO two, prompt and completion, because the reference point pairs one row's prompt with another's completion.
+"""
+
+import hashlib
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mlxdist.protocol.leaves import Row
+
+Words = npt.NDArray[np.uint32]
+Spans = Iterable[tuple[int, int]]
+
+TARGET = np.uint32(1 << 31)
+BLOCK = 1 << 20  # words of one block, 4 MiB
+
+
+class Rows(Protocol):
+    """What the order, the leaves and the loop know of the data."""
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int32]:
+        """[N] tokens of each row before any cut, of a pair's longer branch; what the order sorts by."""
+
+    @property
+    def labels(self) -> npt.NDArray[np.uint8] | None:
+        """KTO: [N], 1 desirable, 0 undesirable."""
+
+    def __len__(self) -> int:
+        """N."""
+
+    def rows(self, index: int) -> tuple[Row, ...]:
+        """SFT, KTO: the row; DPO: chosen and rejected. At most `max_length` tokens each."""
+
+    def where(self, index: int) -> str:
+        """File and line: "train.jsonl:12"."""
+
+
+class PairedRows(Rows, Protocol):
+    """KTO rows, whose prompts and completions can be told apart."""
+
+    def joined(self, prompt_of: int, completion_of: int) -> Row:
+        """The prompt of one row with the completion of another, trimmed to `max_length` as a row of its own."""
+
+
+def pack(ids: Sequence[int], spans: Spans) -> Words:
+    """Ids [T] as words, those inside a span (start, end) marked as targets."""
+    words = np.array(ids, dtype=np.uint32)
+    for start, end in spans:
+        words[start:end] |= TARGET
+    return words
+
+
+def unpack(row_id: int, words: Words) -> Row:
+    """Words [T] as a row. The first token has nothing before it and is never a target."""
+    targets = (words >> np.uint32(31)).astype(np.uint8)
+    targets[:1] = 0
+    return Row(row_id, (words & ~TARGET).astype(np.int32), targets)
+
+
+class RowStore:
+    """Rows as they are read, in file order: grows by blocks, so that no array is ever copied to grow."""
+
+    def __init__(self, name: str, method: str, max_length: int, bos_id: int | None = None) -> None:
+        """`name` is the file's, for `where`; `bos_id` goes in front of KTO rows, whose parts are stored without it."""
+        self.name, self.method, self.max_length, self.bos_id = name, method, max_length, bos_id
+        self.lines, self.lengths, self.labels = array("q"), array("i"), array("b")
+        self.sides = array("b")  # 1: the second row that was made of its line (an unpaired rejected)
+        self._parts = 1 if method == "sft" else 2
+        self._blocks: list[Words] = []
+        self._ends = array("q", [0])  # of each sequence, in words from the first
+        self._digest = hashlib.sha256()
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all arrays in bytes."""
+        small = (self.lines, self.lengths, self.labels, self.sides, self._ends)
+        return sum(block.nbytes for block in self._blocks) + sum(len(each) * each.itemsize for each in small)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over every token and target read so far: the same data, tokenizer and settings give the same."""
+        return self._digest.hexdigest()
+
+    def add(self, line: int, parts: Sequence[Words], length: int, *, label: bool = False, side: int = 0) -> None:
+        """One row from `line` of the file: its sequences, its tokens before any cut, KTO's label."""
+        assert len(parts) == self._parts, f"{self.method} rows have {self._parts} sequences, not {len(parts)}"
+        for words in parts:
+            self._append(words)
+        self._digest.update(bytes([label]))
+        self.lines.append(line)
+        self.lengths.append(length)
+        self.labels.append(label)
+        self.sides.append(side)
+
+    def sequences(self, index: int) -> tuple[Words, ...]:
+        """The stored sequences of row `index`."""
+        first = index * self._parts
+        return tuple(self._words(first + part) for part in range(self._parts))
+
+    def _append(self, words: Words) -> None:
+        self._digest.update(len(words).to_bytes(8, "little"))
+        self._digest.update(np.ascontiguousarray(words, dtype="<u4").tobytes())
+        end, done = self._ends[-1], 0
+        while done < len(words):
+            block, offset = divmod(end + done, BLOCK)
+            if block == len(self._blocks):
+                self._blocks.append(np.empty(BLOCK, dtype=np.uint32))
+            taken = min(len(words) - done, BLOCK - offset)
+            self._blocks[block][offset : offset + taken] = words[done : done + taken]
+            done += taken
+        self._ends.append(end + len(words))
+
+    def _words(self, sequence: int) -> Words:
+        start, end = self._ends[sequence], self._ends[sequence + 1]
+        pieces = [
+            self._blocks[block][max(start - block * BLOCK, 0) : end - block * BLOCK]
+            for block in range(start // BLOCK, -(-end // BLOCK))
+        ]
+        return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.uint32)
+
+
+class StoredRows:
+    """Some or all rows of a store, in the order of `picks`: implements `Rows`, for KTO `PairedRows`."""
+
+    def __init__(self, store: RowStore, picks: Sequence[int] | None = None) -> None:
+        self._store = store
+        self._picks = np.arange(len(store)) if picks is None else np.asarray(picks, dtype=np.int64)
+        self._lengths = np.frombuffer(store.lengths, dtype=np.int32)[self._picks] if len(store) else _EMPTY
+        self._labels = np.frombuffer(store.labels, dtype=np.uint8)[self._picks] if len(store) else None
+
+    def __len__(self) -> int:
+        return len(self._picks)
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int32]:
+        """[N] tokens before any cut."""
+        return self._lengths
+
+    @property
+    def labels(self) -> npt.NDArray[np.uint8] | None:
+        """KTO: [N], 1 desirable; else None."""
+        return self._labels if self._store.method == "kto" else None
+
+    def rows(self, index: int) -> tuple[Row, ...]:
+        """SFT, KTO: the row; DPO: chosen and rejected."""
+        if self._store.method == "kto":
+            return (self.joined(index, index),)
+        row_id = self._row_id(index)
+        return tuple(unpack(row_id, words) for words in self._store.sequences(int(self._picks[index])))
+
+    def joined(self, prompt_of: int, completion_of: int) -> Row:
+        """KTO: a prompt, trimmed on the left to what `max_length` leaves, and a completion."""
+        store = self._store
+        prompt = store.sequences(int(self._picks[prompt_of]))[0]
+        completion = store.sequences(int(self._picks[completion_of]))[1]
+        bos = np.array([] if store.bos_id is None else [store.bos_id], dtype=np.uint32)
+        room = max(store.max_length - len(bos) - len(completion), 0)
+        return unpack(self._row_id(prompt_of), np.concatenate([bos, prompt[max(len(prompt) - room, 0) :], completion]))
+
+    def where(self, index: int) -> str:
+        """File and line."""
+        return f"{self._store.name}:{self._store.lines[int(self._picks[index])]}"
+
+    def _row_id(self, index: int) -> int:
+        return int(self._picks[index])
+
+
+_EMPTY = np.empty(0, dtype=np.int32)

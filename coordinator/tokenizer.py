@@ -1,0 +1,96 @@
+"""The model's tokenizer, read without its parameters, and what the row level must know of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from mlxdist.protocol.errors import ConfigError
+
+
+class Encoder(Protocol):
+    """Text to ids."""
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text`, nothing added."""
+
+
+class Tokenizer(Encoder, Protocol):
+    """Text to ids and back. Nothing is ever added: BOS and EOS are the row level's."""
+
+    @property
+    def bos_id(self) -> int | None:
+        """The BOS that this tokenizer puts in front of a text when asked for special tokens; None: it puts none."""
+
+    @property
+    def eos_id(self) -> int | None:
+        """The token that ends a response."""
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Every token that ends a response, `eos_id` among them."""
+
+    @property
+    def pad_id(self) -> int:
+        """What fills a padded row."""
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of many texts, faster than one by one."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens shown."""
+
+
+@dataclass(frozen=True)
+class HubTokenizer:
+    """A Hugging Face tokenizer as `Tokenizer`."""
+
+    hf: Any
+    bos_id: int | None
+    eos_id: int | None
+    eos_ids: frozenset[int]
+    pad_id: int
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of one text."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of many texts; a fast tokenizer uses every core."""
+        if not texts:
+            return []
+        if self.hf.is_fast:  # past the wrapper, which makes lists of masks that nobody reads
+            encoded = self.hf.backend_tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+            return [each.ids for each in encoded]
+        return [self.hf.encode(text, add_special_tokens=False) for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens shown, broken bytes as the replacement character."""
+        return str(self.hf.decode(list(ids), skip_special_tokens=False))
+
+
+def hub_tokenizer(hf: Any, eos_ids: Sequence[int] = ()) -> HubTokenizer:
+    """A Hugging Face tokenizer as `Tokenizer`; `eos_ids` are the model's own besides the tokenizer's."""
+    bos, eos = hf.bos_token_id, hf.eos_token_id
+    with_special = hf.encode("a", add_special_tokens=True)
+    puts_bos = bos is not None and with_special[:1] == [bos] and hf.encode("a", add_special_tokens=False)[:1] != [bos]
+    ends = frozenset(eos_ids) | (frozenset() if eos is None else {eos})
+    pad = next((token for token in (hf.pad_token_id, eos) if token is not None), 0)
+    return HubTokenizer(hf, bos if puts_bos else None, eos, ends, pad)
+
+
+def load(model: str, chat_template: str = "") -> Any:
+    """mlx-lm's tokenizer wrapper of a model folder or hub id; of a hub id only the tokenizer's files are fetched.
+
+    `chat_template`: the text of a Jinja template instead of the tokenizer's own. Takes about 2 s.
+    Raises ConfigError naming the model where there is no tokenizer.
+    """
+    from mlx_lm.utils import load_tokenizer
+
+    extra = {"chat_template": chat_template} if chat_template else {}
+    try:
+        return load_tokenizer(model, extra)
+    except Exception as error:  # whatever transformers and the hub raise: the reader needs the model's name
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ConfigError(
+            f"model = {model!r} has no tokenizer that can be read ({first}): a folder or hub id?"
+        ) from error

@@ -1,0 +1,105 @@
+"""A fleet in one process: real sessions and engines behind the in-memory transport, and a supervisor of four lines."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from mlxdist.coordinator.cluster import Cluster, Rules
+from mlxdist.coordinator.config import RunConfig
+from mlxdist.coordinator.fleet import Fleet
+from mlxdist.coordinator.spec import run_spec
+from mlxdist.node.engine import Engine, versions
+from mlxdist.node.session import Session
+from mlxdist.protocol import messages as m
+from mlxdist.protocol.leaves import Row
+from mlxdist.protocol.transport import CONTROL, DATA, MemoryHub, MemoryLink
+from mlxdist.protocol.wire import decode, encode
+
+
+@dataclass
+class MemoryNode:
+    """A node without processes: enlists by itself, then serves its session whenever the hub waits."""
+
+    name: str
+    hub: MemoryHub
+    engine: Engine
+    control: MemoryLink = field(init=False)
+    data: MemoryLink | None = None
+    session: Session | None = None
+
+    def __post_init__(self) -> None:
+        self.control = self.hub.connect(CONTROL, self.name.encode())
+        self.control.send(encode(m.Enlist(m.PROTOCOL_VERSION, self.name, 1, 0, {})))
+
+    def work(self) -> None:
+        """Take what has arrived, do it, send what there is to send."""
+        for frames in self.control.receive(0):
+            message, _ = decode(frames)
+            if isinstance(message, m.Admit):
+                self.session = Session(self.name, message.life)
+                self.data = self.hub.connect(DATA, self.name.encode())
+                self.session.say(m.Hello(message.life, m.PROTOCOL_VERSION, self.name, versions()))
+        if self.session is None or self.data is None:
+            return
+        for frames in self.data.receive(0):
+            self.session.handle(*decode(frames))
+        while self.session.work:
+            self.engine.perform(self.session.work.popleft(), self.session, self.session.say, self.session.offer_partial)
+        for message, payload in self.session.take_outgoing():
+            self.data.send(encode(message, payload))
+
+
+@contextmanager
+def memory_fleet(config: RunConfig, engines: Sequence[Engine]) -> Iterator[Fleet]:
+    """A fleet with one node per engine; an engine keeps its model from one fleet to the next."""
+    hub = MemoryHub()
+    nodes = [MemoryNode(f"node-{index}", hub, engine) for index, engine in enumerate(engines)]
+    hub.run = lambda: [node.work() for node in nodes] and None
+    rules = Rules(
+        run="test",
+        incarnation=1,
+        spec=run_spec(config),
+        versions=versions(),
+        data_port=0,
+        beat_seconds=2.0,
+        suspect_seconds=6.0,
+        dead_seconds=15.0,
+    )
+    fleet = Fleet(Cluster(rules), hub, clock=lambda: 0.0, threaded=False)
+    try:
+        yield fleet
+    finally:
+        fleet.close("the test is over")
+
+
+@dataclass(frozen=True)
+class ListRows:
+    """Rows of a list: what the order, the leaves and the loop need of data."""
+
+    items: Sequence[Row]
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int32]:
+        return np.array([len(row.ids) for row in self.items], np.int32)
+
+    @property
+    def labels(self) -> None:
+        return None
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def rows(self, index: int) -> tuple[Row, ...]:
+        return (self.items[index],)
+
+    def where(self, index: int) -> str:
+        return f"list:{index + 1}"
+
+
+def make_row(row_id: int, ids: Sequence[int], prompt_len: int) -> Row:
+    """A row whose targets are the tokens after the prompt."""
+    targets = np.array([int(i >= max(prompt_len, 1)) for i in range(len(ids))], np.uint8)
+    return Row(row_id, np.array(ids, np.int32), targets)

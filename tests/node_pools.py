@@ -1,0 +1,70 @@
+"""Real nodes, started by hand once per test session, which serve one run after another: supervisors and workers."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mlxdist.coordinator.hosts import CoordinatorHost, Hosts
+
+
+def free_ports() -> int:
+    """A port that is free together with the next one."""
+    while True:
+        with socket.socket() as first:
+            first.bind(("127.0.0.1", 0))
+            port = first.getsockname()[1]
+            if port >= 65000:
+                continue
+            with socket.socket() as second:
+                try:
+                    second.bind(("127.0.0.1", port + 1))
+                except OSError:
+                    continue
+                return int(port)
+
+
+@dataclass
+class Pools:
+    """Pools of nodes by size, each behind a port of its own, started when first asked for."""
+
+    logs: Path
+    ports: dict[int, int] = field(default_factory=dict)
+    processes: list["subprocess.Popen[bytes]"] = field(default_factory=list)
+
+    def hosts(self, size: int) -> Hosts:
+        """A cluster of exactly `size` nodes that wait for their next coordinator."""
+        if size not in self.ports:
+            self.ports[size] = free_ports()
+            for index in range(size):
+                self.processes.append(start_node(self.ports[size], f"pool{size}-{index}", self.logs))
+        return Hosts(None, CoordinatorHost(port=self.ports[size], min_nodes=size), ())
+
+
+def start_node(port: int, name: str, logs: Path) -> "subprocess.Popen[bytes]":
+    """One node as a person would start it by hand."""
+    with (logs / f"{name}.txt").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "mlxdist", "node", "--connect", f"127.0.0.1:{port}", "--name", name, "--wait", "20m"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "MLX_DISABLE_COMPILE": "1"},
+        )
+
+
+@contextmanager
+def node_pools(logs: Path) -> Iterator[Pools]:
+    """Pools that end with the block."""
+    pools = Pools(logs)
+    try:
+        yield pools
+    finally:
+        for process in pools.processes:
+            process.terminate()
+        for process in pools.processes:
+            process.wait()
