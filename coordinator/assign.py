@@ -1,7 +1,8 @@
-"""Which node gets which leaves: contiguous runs, weighed by measured speed and by what an extra partial costs to send."""
+"""Which node gets which leaves: contiguous runs, weighed by measured speed and by what an extra partial costs."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import pairwise
 
 from mlxdist.protocol.tree import Span, subtrees
 
@@ -11,8 +12,8 @@ MAX_UNITS = 48  # split points considered; more leaves are first grouped into wh
 def assign(costs: Sequence[float], speeds: Mapping[str, float], partial_seconds: float) -> dict[str, Span]:
     """Runs of leaves per node, in the order of `speeds`, so that the slowest node is done as early as possible.
 
-    `costs`: tokens per leaf. `speeds`: tokens per second per node, all > 0. A node may get nothing and is then left out.
-    Among equally fast splits the one with the fewest partials wins, then the most even one in leaves.
+    `costs`: tokens per leaf. `speeds`: tokens per second per node, all > 0. A node that gets nothing is left out.
+    Of equally fast splits one with few partials is taken, then one that is even in leaves.
     """
     total, names = len(costs), tuple(speeds)
     unit = 1
@@ -20,7 +21,7 @@ def assign(costs: Sequence[float], speeds: Mapping[str, float], partial_seconds:
         unit *= 2  # a run of whole power-of-two groups has few subtrees
     edges = [*range(0, total, unit), total]
     prefix = [0.0]
-    for start, stop in zip(edges, edges[1:], strict=False):
+    for start, stop in pairwise(edges):
         prefix.append(prefix[-1] + sum(costs[start:stop]))
 
     # best[j]: the least (finish time, partials, leaves squared) of giving the first j units to the nodes so far

@@ -6,6 +6,7 @@ from typing import Any
 
 from mlxdist.coordinator.conversation import Messages
 from mlxdist.coordinator.faults import RowError
+from mlxdist.protocol.errors import DataError
 
 NO_TEMPLATE = (
     "this model's tokenizer has no chat template, and rows of messages need one: "
@@ -23,9 +24,9 @@ class ChatTemplate:
     _takes_system: bool | None = None
 
     def render(self, messages: Messages, add_generation_prompt: bool, **kwargs: Any) -> str:
-        """The conversation as the model reads it. Raises RowError with the template's own words."""
+        """The conversation as the model reads it. Raises RowError with the template's words, DataError without one."""
         if self.apply is None:
-            raise RowError(NO_TEMPLATE)
+            raise DataError(NO_TEMPLATE)
         if messages and messages[0]["role"] == "system" and not self._system_fits():
             messages = self._fold(messages)
         return self._call(messages, add_generation_prompt, {**self.kwargs, **kwargs})

@@ -13,15 +13,24 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mlxdist.coordinator.assign import assign
+from mlxdist.coordinator.hosts import NAME
 from mlxdist.coordinator.roster import Node, speeds
 from mlxdist.coordinator.rounds import Request, Round, leaf_tokens
 from mlxdist.coordinator.uploads import Uploads
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import messages as m
-from mlxdist.protocol.errors import ConfigError, MismatchError, MlxdistError, NodeError, NonFiniteError, StaleError, WireError
+from mlxdist.protocol.errors import (
+    ConfigError,
+    MismatchError,
+    MlxdistError,
+    NodeError,
+    NonFiniteError,
+    StaleError,
+    WireError,
+)
 from mlxdist.protocol.leaves import pack_leaf
 from mlxdist.protocol.manifest import Manifest
-from mlxdist.protocol.numerics import WORKER_ENVIRONMENT
+from mlxdist.protocol.numerics import CANARY_TIMES, WORKER_ENVIRONMENT
 from mlxdist.protocol.states import NodeEvent, NodeState
 from mlxdist.protocol.transport import CONTROL, DATA, Parcel
 from mlxdist.protocol.tree import Span
@@ -68,7 +77,8 @@ class Cluster:
     _outbox: list[Parcel] = field(default_factory=list)
     _uploads: Uploads = field(default_factory=Uploads)
     _downloads: dict[tuple[str, int], OutgoingVector] = field(default_factory=dict)
-    _adapter: tuple[int, Vector] | None = None
+    _adapter: tuple[int, Vector, str] | None = None  # version, values, digest
+    _reference: tuple[Vector, str] | None = None
     _sessions: int = 0
     _streams: int = 0
     _attempts: int = 0
@@ -87,9 +97,15 @@ class Cluster:
 
     def set_adapter(self, version: int, vector: Vector) -> None:
         """A new adapter: it starts on its way to every node that can work. `vector` must not change afterwards."""
-        self._adapter = (version, vector)
+        self._adapter = (version, vector, digest(vector))
         for node in self.ready():
             self._send_adapter(node)
+
+    def set_reference(self, vector: Vector) -> None:
+        """The reference's adapter, sent once per worker. `vector` must not change afterwards."""
+        self._reference = (vector, digest(vector))
+        for node in self.ready():
+            self._send_reference(node)
 
     def begin(self, request: Request) -> None:
         """Give the leaves of a request to the nodes that are ready."""
@@ -99,7 +115,7 @@ class Cluster:
         self._attempts += 1
         runs = assign(request.costs, speeds(nodes), PARTIAL_SECONDS)
         self.round = Round(request, self._attempts, runs)
-        self._uploads.limit = len(nodes) + 1
+        self._uploads.limit, self._uploads.reserve = len(nodes) + 1, 1 + (len(request.leaves) - 1).bit_length()
         for name, run in runs.items():
             self._send_work(self.nodes[name], self.round, run)
 
@@ -136,7 +152,7 @@ class Cluster:
                 self._send(DATA, node.data, m.VectorBlock(node.life, stream, index), block)
             if download.all_sent:
                 del self._downloads[name, stream]
-                self._send(DATA, node.data, m.VectorEnd(node.life, stream, digest(download.vector)))
+                self._send(DATA, node.data, m.VectorEnd(node.life, stream, download.end()))
         outgoing, self._outbox = self._outbox, []
         return outgoing
 
@@ -149,13 +165,17 @@ class Cluster:
             self._send(parcel.channel, parcel.peer, m.Refuse(str(error)))
             return
         if isinstance(message, m.Enlist):
-            self._enlist(message, parcel.peer, now)
+            if parcel.channel == CONTROL:
+                self._enlist(message, parcel.peer, now)
+            else:
+                reason = "this is the data port of the run: --connect takes its control port"
+                self._send(parcel.channel, parcel.peer, m.Refuse(reason))
             return
         life = getattr(message, "life", None)
         node = next((one for one in self.nodes.values() if one.life == life), None)
         if node is None:
             if isinstance(life, m.Life):
-                self._send(parcel.channel, parcel.peer, m.Stale(life, type(message).__name__))
+                self._send(parcel.channel, parcel.peer, m.Stale(life, type(message).__name__, over=True))
             return
         try:
             if parcel.channel == CONTROL:
@@ -163,11 +183,12 @@ class Cluster:
             else:
                 self._on_data(node, message, payload, parcel.peer)
         except StaleError as error:
-            self._send(parcel.channel, parcel.peer, m.Stale(node.life, str(error)))
+            stream = message.stream if isinstance(message, m.VectorOffer | m.VectorBlock | m.VectorEnd) else 0
+            self._send(parcel.channel, parcel.peer, m.Stale(node.life, str(error), stream))
         except MismatchError as error:
             self._send(parcel.channel, parcel.peer, m.Refuse(str(error)))
             self._fail(error)
-        except WireError as error:
+        except (WireError, ValueError) as error:  # ValueError: the state table has no place for the message
             self._fail(NodeError(f"{node.name} sent what makes no sense: {error}"))
 
     def tick(self, now: float) -> None:
@@ -178,7 +199,10 @@ class Cluster:
                 continue
             if silent > self.rules.dead_seconds:
                 node.move(NodeEvent.LOST)
-                self._fail(NodeError(f"{node.name} has not been heard for {silent:.0f} s; look at its log, then run again"))
+                self._forget_worker(node)
+                self._fail(
+                    NodeError(f"{node.name} has not been heard for {silent:.0f} s; look at its log, then run again")
+                )
             elif silent > self.rules.suspect_seconds and node.works:
                 node.move(NodeEvent.SILENT)
                 self._tell(node, f"no beat for {silent:.0f} s")
@@ -190,10 +214,19 @@ class Cluster:
             reason = f"{message.name} speaks protocol {message.protocol}, the coordinator {m.PROTOCOL_VERSION}"
             self._send(CONTROL, peer, m.Refuse(f"{reason}: install the same mlxdist on both"))
             return
+        if not NAME.fullmatch(message.name):  # it names a log file
+            allowed = "letters, digits, points, dashes, underscores"
+            reason = f"a node cannot be named {message.name[:80]!r}: --name takes {allowed}"
+            self._send(CONTROL, peer, m.Refuse(reason))
+            return
         known = self.nodes.get(message.name)
         if known is not None and known.state not in (NodeState.DEAD, NodeState.LEFT):
             if known.control != peer:
-                self._send(CONTROL, peer, m.Refuse(f"a node named {message.name!r} takes part already; give this one another name"))
+                self._send(
+                    CONTROL,
+                    peer,
+                    m.Refuse(f"a node named {message.name!r} takes part already; give this one another name"),
+                )
                 return
         else:
             self._sessions += 1
@@ -217,6 +250,7 @@ class Cluster:
                 self.news.extend(NodeNews(node.name, node.state.value, line, log=True) for line in lines)
             case m.WorkerExit(cause=cause, tail=tail):
                 node.move(NodeEvent.WORKER_EXIT)
+                self._forget_worker(node)
                 last = "\n".join(f"  | {line}" for line in tail)
                 self._fail(NodeError(f"{node.name}: {cause}" + (f"; its last lines:\n{last}" if last else "")))
             case m.Left():
@@ -234,6 +268,8 @@ class Cluster:
             m.VectorOffer: self._on_offer,
             m.VectorEnd: self._on_end,
         }
+        if peer != node.data and not isinstance(message, m.Hello):
+            raise StaleError(f"{type(message).__name__} from another worker than {node.name}'s")
         match message:
             case m.Hello():
                 self._on_hello(node, message, peer)
@@ -255,13 +291,17 @@ class Cluster:
         for package, mine in self.rules.versions.items():
             theirs = message.versions.get(package, "absent")
             if theirs != mine:
-                raise MismatchError(f"{node.name} has {package} {theirs}, the coordinator {mine}: install the same version")
-        node.data, node.versions = peer, message.versions
+                raise MismatchError(
+                    f"{node.name} has {package} {theirs}, the coordinator {mine}: install the same version"
+                )
         node.move(NodeEvent.WORKER_HELLO)
+        node.data, node.versions = peer, message.versions
         self._tell(node, "loading the model")
         self._send(DATA, peer, m.Welcome(node.life, self.rules.spec))
 
     def _on_loaded(self, node: Node, message: m.Loaded) -> None:
+        if node.state is not NodeState.LOADING:
+            raise WireError("a model was loaded twice")
         if self.introduction is None:
             self.introduction = message
         elif message.model_hash != self.introduction.model_hash:
@@ -276,9 +316,12 @@ class Cluster:
         self._send(DATA, node.data, m.Canary(node.life))
 
     def _on_canary(self, node: Node, message: m.CanaryAnswer) -> None:
-        node.canary = message.digests
+        if len(message.digests) != CANARY_TIMES:
+            raise WireError(f"{len(message.digests)} canary answers where {CANARY_TIMES} were due")
         node.move(NodeEvent.CANARY_ANSWERED)
+        node.canary = message.digests
         self._tell(node, "ready")
+        self._send_reference(node)
         if self._adapter is not None:
             self._send_adapter(node)
 
@@ -290,11 +333,16 @@ class Cluster:
         current = self._current()
         span = Span(message.leaf, message.leaf + 1)
         current.check(node.name, message.step, message.attempt, message.adapter_version, span)
-        numbers = np.frombuffer(payload, np.float32).reshape(-1, message.columns)
+        leaf = current.request.leaves[message.leaf]
+        rows = len(leaf.rows) // len(leaf.widths)
+        if message.columns < 1 or payload.nbytes != 4 * rows * message.columns:
+            what = f"{payload.nbytes} bytes in {message.columns} columns for {rows} rows"
+            raise WireError(f"the answer to leaf {message.leaf} has {what}")
+        numbers = np.frombuffer(payload, np.float32).reshape(rows, message.columns)
         current.answer(message.leaf, numbers)
         node.peak_bytes = max(node.peak_bytes, message.peak_bytes)
         if current.request.verb == "gradient":
-            node.measured(sum(leaf_tokens(current.request.leaves[message.leaf])), message.seconds)
+            node.measured(sum(leaf_tokens(leaf)), message.seconds)
         self._free_when_done(node)
 
     def _on_offer(self, node: Node, offer: m.VectorOffer) -> None:
@@ -311,7 +359,11 @@ class Cluster:
 
     def _on_end(self, node: Node, message: m.VectorEnd) -> None:
         span, vector = self._uploads.end(node.name, message.stream, message.digest)
-        self._current().partial(span, vector)
+        try:
+            self._current().partial(span, vector)
+        except StaleError:
+            self._uploads.release(vector)
+            raise
         self._free_when_done(node)
         self._admit_uploads()
 
@@ -335,20 +387,34 @@ class Cluster:
         if node.state is NodeState.BUSY and self.round is not None and self.round.finished(node.name):
             node.move(NodeEvent.FINISHED)
 
+    def _forget_worker(self, node: Node) -> None:
+        node.data, node.adapter_version, node.has_reference = None, -1, False
+        self._downloads = {key: download for key, download in self._downloads.items() if key[0] != node.name}
+        self._uploads.drop(node.name)
+
+    def _send_reference(self, node: Node) -> None:
+        if self._reference is not None and not node.has_reference:
+            node.has_reference = True
+            self._send_vector(node, "reference", 0, *self._reference)
+
     def _send_adapter(self, node: Node) -> None:
-        assert self._adapter is not None and node.data is not None
-        version, vector = self._adapter
-        if node.adapter_version == version:
-            return
-        node.adapter_version = version
+        assert self._adapter is not None
+        version, vector, hashed = self._adapter
+        if node.adapter_version != version:
+            node.adapter_version = version
+            self._send_vector(node, "adapter", version, vector, hashed)
+
+    def _send_vector(self, node: Node, kind: str, version: int, vector: Vector, hashed: str) -> None:
+        assert node.data is not None
         self._streams += 1
-        self._downloads[node.name, self._streams] = OutgoingVector(self._streams, vector)
-        offer = m.VectorOffer(node.life, self._streams, "adapter", version, len(vector), slice_stop=len(vector))
+        self._downloads[node.name, self._streams] = OutgoingVector(self._streams, vector, hashed)
+        offer = m.VectorOffer(node.life, self._streams, kind, version, len(vector), slice_stop=len(vector))
         self._send(DATA, node.data, offer)
 
     def _send_work(self, node: Node, current: Round, run: Span) -> None:
         assert node.data is not None
         request = current.request
+        self._send_reference(node)
         self._send_adapter(node)
         task = m.Task(
             life=node.life,

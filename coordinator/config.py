@@ -173,8 +173,6 @@ NotYet = Mapping[str, tuple[Callable[[Any], bool], str]]
 # Delete an entry when its feature lands; nothing else needs to change.
 NOT_YET: NotYet = MappingProxyType(
     {
-        "method": (lambda method: method != "sft", "this version trains sft only"),
-        "preference": (lambda table: True, "this version trains sft only; delete the table [preference]"),
         "data.path": (_other_source, "only folders and .jsonl files that exist are read so far"),
         "data.valid_path": (_other_source, "only folders and .jsonl files that exist are read so far"),
         "data.valid_fraction": (bool, "put the validation rows into valid.jsonl beside train.jsonl"),

@@ -75,7 +75,9 @@ def _response(prompt: object, response: object, field: str, fields: Mapping[str,
         if isinstance(prompt, str):
             before = text_of(prompt, "prompt")
         else:
-            before = encoding.template.render(messages_of(prompt, "prompt", TEXT_OR_MESSAGES), add_generation_prompt=True, **kwargs)
+            before = encoding.template.render(
+                messages_of(prompt, "prompt", TEXT_OR_MESSAGES), add_generation_prompt=True, **kwargs
+            )
         return _Response(before + words, before, words, closed=False)
     opening: list[Message] = [] if prompt == [] else as_messages(prompt, "prompt", "user")
     turns = messages_of(response, field, TEXT_OR_MESSAGES)

@@ -1,17 +1,14 @@
-"""Evaluation: the validation rows' loss under the current adapter, computed by the fleet's `score`."""
+"""Evaluation: when the validation rows are looked at, how many of them, and which evaluation is the best."""
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from mlxdist.coordinator.config import RunConfig
 from mlxdist.coordinator.fleet import Fleet
-from mlxdist.coordinator.leaves import cut_validation
 from mlxdist.coordinator.method import Method
 from mlxdist.coordinator.report import Reporter
-from mlxdist.coordinator.rows import Rows
 from mlxdist.coordinator.state import Best, State
-from mlxdist.protocol.leaves import Leaf
 
 SHARE_OF_TIME = 0.05  # what eval_rows = "auto" may take
 FORWARD_SHARE = 1 / 3  # of a gradient's time that a score takes: one forward of forward and two-part backward
@@ -28,14 +25,13 @@ class Evaluation:
 
 @dataclass
 class Validation:
-    """The validation rows of a run (None: there are none) and when they are looked at."""
+    """The evaluations of a run with `rows` validation rows; 0: there are none."""
 
     config: RunConfig
     method: Method
-    rows: Rows | None
+    rows: int
     report: Reporter
     clock: Callable[[], float] = time.monotonic
-    _leaves: dict[int, tuple[Leaf, ...]] = field(default_factory=dict)  # by number of rows
 
     def due(self, step: int, last: bool) -> bool:
         """Whether the adapter of `step` is evaluated (and saved as a checkpoint): every `eval_every`, and at the end."""
@@ -47,37 +43,28 @@ class Validation:
 
         `step_seconds` is what the last step took, from which "auto" finds its number of rows once and for all.
         """
-        if self.rows is None or not len(self.rows):
+        if not self.rows:
             return None, state
         if not state.eval_rows:
             state = replace(state, eval_rows=self.how_many(step_seconds))
         began = self.clock()
-        leaves = self._cut(state.eval_rows)
-        numbers = fleet.score(self.method.request("score", state.step, state.step, leaves))
-        metrics = self.method.metrics(leaves, numbers)
+        metrics = self.method.evaluate(fleet, state.eval_rows, state.step)
         loss = metrics.pop("loss")
         self.report.val(state.step, loss, metrics, self.clock() - began)
-        value = loss if self.config.train.best_by == "loss" else -metrics[self.config.train.best_by]
+        by = self.config.train.best_by
+        value = loss if by == "loss" else -metrics[by]
         is_best = state.best.value is None or value < state.best.value
         best = Best(state.step, value) if is_best else replace(state.best, evals_since=state.best.evals_since + 1)
         return Evaluation(state.step, loss, is_best), replace(state, best=best)
 
     def how_many(self, step_seconds: float) -> int:
         """The validation rows to score: all, the number asked for, or as many as take 5 % of the time between two."""
-        assert self.rows is not None
-        total, wanted = len(self.rows), self.config.train.eval_rows
+        wanted = self.config.train.eval_rows
         if wanted == "all":
-            return total
+            return self.rows
         if wanted != "auto":
-            return min(int(wanted), total)
+            return min(int(wanted), self.rows)
         batch, every = self.config.batch, self.config.train.eval_every
         row_seconds = FORWARD_SHARE * step_seconds / (batch.size * batch.grad_accum_steps)
         affordable = int(SHARE_OF_TIME * every * step_seconds / max(row_seconds, 1e-9))
-        return min(max(affordable, batch.size), total)
-
-    def _cut(self, count: int) -> Sequence[Leaf]:
-        assert self.rows is not None
-        if count not in self._leaves:
-            batch = self.config.batch
-            self._leaves[count] = cut_validation(self.rows, batch.micro_size, batch.max_length, self.config.method, count)
-        return self._leaves[count]
+        return min(max(affordable, batch.size), self.rows)

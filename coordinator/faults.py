@@ -36,17 +36,21 @@ class Fault:
 
 def refusal(faults: Sequence[Fault], n_rows: int, advice: str = "") -> DataError:
     """The error for a run that stops at faulty rows: the first ten, how many there are, and what to do."""
-    count = f"1 of {n_rows} rows is faulty" if len(faults) == 1 else f"{len(faults)} of {n_rows} rows are faulty"
     lines = [f"  {fault.where}: {fault.reason}" for fault in faults[:SHOWN]]
     if len(faults) > SHOWN:
         lines.append(f"  … and {len(faults) - SHOWN} more")
     cure = 'Mend them, or set data.on_bad_row = "skip" to train without them.'
-    return DataError("\n".join([f"{count}, nothing was trained:", *lines, *([advice] if advice else []), cure]))
+    return DataError(
+        "\n".join([f"{_count(faults, n_rows)}, nothing was trained:", *lines, *([advice] if advice else []), cure])
+    )
 
 
 def skipped(faults: Sequence[Fault], n_rows: int) -> str:
     """The sentence for a run that goes on without its faulty rows."""
     first = "; ".join(f"{fault.where}: {fault.reason}" for fault in faults[:3])
     more = f"; and {len(faults) - 3} more" if len(faults) > 3 else ""
-    what = "row is faulty and left out" if len(faults) == 1 else "rows are faulty and left out"
-    return f"{len(faults)} of {n_rows} {what} ({first}{more})."
+    return f"{_count(faults, n_rows)} and left out ({first}{more})."
+
+
+def _count(faults: Sequence[Fault], n_rows: int) -> str:
+    return f"{len(faults)} of {n_rows} rows {'is' if len(faults) == 1 else 'are'} faulty"

@@ -74,6 +74,12 @@ class Fleet:
             self._cluster.set_adapter(version, vector)
         self._hub.wake()
 
+    def send_reference(self, vector: Vector) -> None:
+        """The reference's adapter, for every node once, before its first work. `vector` must not change afterwards."""
+        with self._changed:
+            self._cluster.set_reference(vector)
+        self._hub.wake()
+
     def gradient(self, request: Request) -> tuple[Vector, Sequence[RowNumbers]]:
         """The grad_sum over all leaves, and each leaf's row numbers. The vector is valid until the next call."""
         current = self._begin(request)

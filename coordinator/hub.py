@@ -11,9 +11,12 @@ VALID = ("validation", "valid", "val", "dev")
 
 
 def read_parquet(path: Path) -> Iterator[Record]:
-    """The rows of a parquet file; the line is the row's number, from 1."""
+    """The rows of a parquet file; the line is the row's number, from 1. Raises DataError for a broken file."""
     library = _library(str(path))
-    data = library.load_dataset("parquet", data_files=str(path), split="train")
+    try:
+        data = library.load_dataset("parquet", data_files=str(path), split="train")
+    except Exception as error:  # the library raises errors of many others
+        raise DataError(f"{path} cannot be read as parquet ({_first_line(error)})") from error
     for number, row in enumerate(data, start=1):
         yield Record(number, row, number / len(data))
 
@@ -23,9 +26,9 @@ def find_splits(name: str) -> Splits:
     library = _library(name)
     try:
         loaded: Mapping[str, Any] = library.load_dataset(name)
-    except Exception as error:  # the library raises errors of many others
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise DataError(f"data.path: {name!r} is no file or folder, nor a data set of the hub ({reason})") from error
+    except Exception as error:  # as above
+        why = _first_line(error)
+        raise DataError(f"data.path: {name!r} is no file or folder, nor a data set of the hub ({why})") from error
     return splits_of(name, loaded)
 
 
@@ -62,4 +65,9 @@ def _library(what: str) -> Any:
         raise DataError(
             f"{what} is read through the library datasets: pip install 'mlxdist[data]', or give a .jsonl file"
         ) from error
+    datasets.disable_progress_bars()  # `progress` shows what is read
     return datasets
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,52 +1,96 @@
-"""What a training method asks of the fleet and reads out of its answers. The loop knows no method."""
+"""What a training method asks of the fleet and reads out of its answers, and the simplest one. The loop knows no method.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+Shapes: R rows or pairs of the whole step, in row order.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
+from mlxdist.coordinator.config import RunConfig
+from mlxdist.coordinator.fleet import Fleet
+from mlxdist.coordinator.leaves import cut, cut_validation
+from mlxdist.coordinator.order import Step
+from mlxdist.coordinator.references import References, unknown
 from mlxdist.coordinator.rounds import Request, RowNumbers
+from mlxdist.coordinator.rows import Rows
 from mlxdist.coordinator.step_metrics import Metrics, sft_metrics
 from mlxdist.protocol.leaves import Leaf
+from mlxdist.protocol.vectors import Vector
 
-
-class Method(Protocol):
-    """One of sft, dpo, kto."""
-
-    def request(self, verb: str, step: int, adapter_version: int, leaves: Sequence[Leaf]) -> Request:
-        """The gradient or the scores of these leaves."""
-
-    def weight(self, leaves: Sequence[Leaf]) -> int:
-        """total_weight: what the loss is averaged over."""
-
-    def metrics(self, leaves: Sequence[Leaf], numbers: Sequence[RowNumbers]) -> Metrics:
-        """`loss` and the method's other metrics over the leaves, from their row numbers."""
+Numbers = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
+class StepAnswer:
+    """The step's sum before any division, what to divide it by, and the metrics (`loss` among them)."""
+
+    grad_sum: Vector
+    weight: int
+    metrics: Metrics
+    leaves: tuple[Leaf, ...]
+
+
+class Method(Protocol):
+    """One of sft, dpo, kto. `references` is what a resumed run must know again."""
+
+    references: References
+
+    def gradient(self, fleet: Fleet, step: Step, adapter_version: int) -> StepAnswer:
+        """The gradient sum of the step's global batch under an adapter version."""
+
+    def evaluate(self, fleet: Fleet, limit: int, adapter_version: int) -> Metrics:
+        """The metrics of the first `limit` validation rows."""
+
+
+@dataclass
 class Sft:
     """Supervised fine-tuning: cross-entropy, averaged over the supervised tokens of the whole step."""
 
-    def request(self, verb: str, step: int, adapter_version: int, leaves: Sequence[Leaf]) -> Request:
-        """The gradient or the scores of these leaves."""
-        return Request(verb, step, adapter_version, tuple(leaves), loss="sft")
+    config: RunConfig
+    rows: Rows
+    valid: Rows | None
+    references: References = field(default_factory=lambda: unknown(0, 0, 0))
 
-    def weight(self, leaves: Sequence[Leaf]) -> int:
-        """total_weight: the supervised tokens."""
-        return supervised_tokens(leaves)
+    def gradient(self, fleet: Fleet, step: Step, adapter_version: int) -> StepAnswer:
+        """One round: every leaf's gradient."""
+        batch = self.config.batch
+        leaves = cut(step, self.rows, batch.micro_size, batch.max_length, "sft")
+        grad_sum, numbers = fleet.gradient(Request("gradient", step.number, adapter_version, leaves))
+        weight = supervised_tokens(leaves)
+        return StepAnswer(grad_sum, weight, sft_metrics(joined(numbers)[:, 0], weight), leaves)
 
-    def metrics(self, leaves: Sequence[Leaf], numbers: Sequence[RowNumbers]) -> Metrics:
-        """`loss` over the leaves, from each row's log-prob sum."""
-        losses = -np.concatenate([leaf_numbers[:, 0] for leaf_numbers in numbers])
-        return sft_metrics(losses, self.weight(leaves))
+    def evaluate(self, fleet: Fleet, limit: int, adapter_version: int) -> Metrics:
+        """The loss over the rows' supervised tokens."""
+        leaves = validation_leaves(self.config, self.valid, limit)
+        numbers = joined(fleet.score(Request("score", adapter_version, adapter_version, leaves)))
+        return sft_metrics(-numbers[:, 0], supervised_tokens(leaves))
 
 
-def supervised_tokens(leaves: Sequence[Leaf]) -> int:
+def rows_of(step: Step) -> list[int]:
+    """The row indices of a step, in row order."""
+    return [row for window in step.windows for row in window]
+
+
+def joined(numbers: Sequence[RowNumbers]) -> Numbers:
+    """The row numbers of all leaves [R, columns], in row order."""
+    return np.concatenate(numbers)
+
+
+def validation_leaves(config: RunConfig, rows: Rows | None, limit: int) -> tuple[Leaf, ...]:
+    """The leaves of the first `limit` validation rows, the same every time."""
+    assert rows is not None
+    return cut_validation(rows, config.batch.micro_size, config.batch.max_length, config.method, limit)
+
+
+def supervised_tokens(leaves: Iterable[Leaf]) -> int:
     """The targets of all rows."""
     return sum(int(row.targets.sum()) for leaf in leaves for row in leaf.rows)
 
 
-def all_tokens(leaves: Sequence[Leaf]) -> int:
+def all_tokens(leaves: Iterable[Leaf]) -> int:
     """The tokens of all rows, without padding."""
     return sum(len(row.ids) for leaf in leaves for row in leaf.rows)

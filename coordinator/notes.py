@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from mlxdist.coordinator.config import BatchConfig, PreferenceConfig, RunConfig
 from mlxdist.coordinator.order import steps_per_pass, total_steps, windows_per_pass
+from mlxdist.coordinator.rows import Rows
 from mlxdist.protocol.errors import DataError
 
 FITS = (0.9, 0.99, 1.0)  # shares of the rows whose lengths are named
@@ -29,7 +30,7 @@ def cut_notes(lengths: Sequence[int], batch: BatchConfig, method: str) -> list[s
     n_cut = int((tokens > batch.max_length).sum())
     if not n_cut:
         return []
-    part = f"{n_cut} of {_rows(len(tokens))} ({100 * n_cut / len(tokens):.0f} %)"
+    part = f"{n_cut} of {_rows(len(tokens))} ({percent(n_cut, len(tokens))})"
     if n_cut > batch.max_cut * len(tokens):
         raise DataError(
             f"{part} are longer than batch.max_length = {batch.max_length} tokens and would be cut, "
@@ -38,6 +39,18 @@ def cut_notes(lengths: Sequence[int], batch: BatchConfig, method: str) -> list[s
     side = "on the right" if method == "sft" else "at the start of the prompt"
     verb = "is" if n_cut == 1 else "are"
     return [f"{part} {verb} longer than batch.max_length = {batch.max_length} and cut {side}; {fits_phrase(lengths)}."]
+
+
+def prompt_notes(data: Rows, max_length: int, n_bos: int) -> list[str]:
+    """Preference rows whose response alone fills `max_length`, so that it is trained without its prompt."""
+    lost = 0
+    for index in np.flatnonzero(data.lengths > max_length):
+        # with one token of prompt or with none the first target is the same: nothing worth reading is before it
+        lost += any(row.targets[: 2 + n_bos].any() for row in data.rows(int(index)))
+    if not lost:
+        return []
+    whose = "1 row has a response that fills" if lost == 1 else f"{lost} rows have a response that fills"
+    return [f"{whose} batch.max_length = {max_length} by itself: its prompt is cut away entirely."]
 
 
 def order_notes(n_rows: int, config: RunConfig) -> list[str]:
@@ -107,6 +120,12 @@ def suggested_weights(
         (round(desirable, 2), round(desirable * 1.33, 2)),
         (round(undesirable / 1.33, 2), round(undesirable, 2)),
     )
+
+
+def percent(part: int, whole: int) -> str:
+    """'3 %', '0.2 %' below one."""
+    share = 100 * part / whole
+    return f"{share:.1f} %" if 0 < share < 1 else f"{share:.0f} %"
 
 
 def _refuse_lone_row(n_rows: int, batch: BatchConfig) -> None:

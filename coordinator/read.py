@@ -1,6 +1,6 @@
 """Reads the data of a run: everything is found, checked, tokenised and counted before a model is loaded."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from mlxdist.coordinator.chat import ChatTemplate
 from mlxdist.coordinator.config import RunConfig
 from mlxdist.coordinator.encoding import Encoding
 from mlxdist.coordinator.faults import refusal, skipped
-from mlxdist.coordinator.notes import balance_notes, cut_notes, fits_phrase, order_notes
+from mlxdist.coordinator.notes import balance_notes, cut_notes, fits_phrase, order_notes, prompt_notes
 from mlxdist.coordinator.reading import Progress, ReadFile, read_source
 from mlxdist.coordinator.records import Splits
 from mlxdist.coordinator.rows import StoredRows
@@ -53,26 +53,44 @@ def encoding_of(config: RunConfig) -> Encoding:
 
 def read_splits(splits: Splits, encoding: Encoding, *, progress: Progress) -> Dataset:
     """The rows of `splits`. Raises DataError."""
-    config = encoding.config
     files = [read_source(source, encoding, progress) for source in (splits.train, splits.valid) if source is not None]
-    notes = _fault_notes(files, config)
-    train_file = files[0]
-    if not len(train_file.store):
-        raise DataError(f"{train_file.store.name} has no rows to train on")
-    store = train_file.store
-    train, valid = StoredRows(store), StoredRows(files[1].store) if splits.valid is not None else None
-    if valid is None and config.data.valid_fraction:
-        train, valid = split(train_file, config.data.valid_fraction, config.batch.seed)
-        notes.append(f"{len(valid)} of {len(store)} rows are kept back for validation (data.valid_fraction).")
-    elif config.data.valid_fraction:
-        notes.append(f"Validation rows come from {files[1].store.name}; data.valid_fraction keeps none back.")
-    too_long = [fault.length for fault in train_file.faults if fault.length]
-    notes += cut_notes([*store.lengths, *too_long], config.batch, config.method)
-    notes += order_notes(len(train), config)
-    if train.labels is not None:
-        notes += balance_notes(train.labels, config.preference)
-    notes += _template_notes(train_file, encoding)
-    return Dataset(train, valid, tuple(notes), encoding.tokenizer.pad_id, store.digest)
+    notes = fault_notes(files, encoding.config)
+    train, valid, said = parted(files[0], files[1] if splits.valid is not None else None, encoding.config)
+    notes += said
+    for check in checks(files[0], train, encoding):
+        notes += check()
+    return Dataset(train, valid, tuple(notes), encoding.tokenizer.pad_id, files[0].store.digest)
+
+
+def parted(
+    train: ReadFile, valid: ReadFile | None, config: RunConfig
+) -> tuple[StoredRows, StoredRows | None, list[str]]:
+    """Training rows, validation rows, and a sentence where they come from one file. Raises DataError for no rows."""
+    fraction = config.data.valid_fraction
+    if not len(train.store):
+        raise DataError(f"{train.store.name} has no rows to train on")
+    if valid is not None:
+        unused = f"Validation rows come from {valid.store.name}; data.valid_fraction keeps none back."
+        return StoredRows(train.store), StoredRows(valid.store), [unused] if fraction else []
+    if not fraction:
+        return StoredRows(train.store), None, []
+    rest, kept_back = split(train, fraction, config.batch.seed)
+    said = f"{len(kept_back)} of {len(train.store)} rows are kept back for validation (data.valid_fraction)."
+    return rest, kept_back, [said]
+
+
+def checks(file: ReadFile, train: StoredRows, encoding: Encoding) -> list[Callable[[], list[str]]]:
+    """What is looked at in the training rows: each gives sentences to be said, or raises DataError."""
+    config, longest = encoding.config, encoding.config.batch.max_length
+    too_long = [fault.length for fault in file.faults if fault.length]
+    every = [lambda: cut_notes([*file.store.lengths, *too_long], config.batch, config.method)]
+    if config.method != "sft":
+        every.append(lambda: prompt_notes(train, longest, len(encoding.bos)))
+    every.append(lambda: order_notes(len(train), config))
+    labels = train.labels
+    if labels is not None:
+        every.append(lambda: balance_notes(labels, config.preference))
+    return [*every, lambda: template_notes(file, encoding)]
 
 
 def split(file: ReadFile, fraction: float, seed: int) -> tuple[StoredRows, StoredRows]:
@@ -94,7 +112,8 @@ def split(file: ReadFile, fraction: float, seed: int) -> tuple[StoredRows, Store
     )
 
 
-def _fault_notes(files: Sequence[ReadFile], config: RunConfig) -> list[str]:
+def fault_notes(files: Sequence[ReadFile], config: RunConfig) -> list[str]:
+    """The sentence of skipped rows. Raises DataError with the first ten faults where faulty rows are errors."""
     faults = [fault for file in files for fault in file.faults]
     n_rows = sum(file.n_rows for file in files)
     if not faults:
@@ -107,7 +126,8 @@ def _fault_notes(files: Sequence[ReadFile], config: RunConfig) -> list[str]:
     return [skipped(faults, n_rows)]
 
 
-def _template_notes(file: ReadFile, encoding: Encoding) -> list[str]:
+def template_notes(file: ReadFile, encoding: Encoding) -> list[str]:
+    """What the chat template could not do, or is not used for."""
     notes = []
     if encoding.template.folded:
         notes.append("The chat template takes no system turn: system texts stand at the start of the first user turn.")

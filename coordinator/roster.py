@@ -1,5 +1,6 @@
 """The nodes of a run by name: who they are, how they are, how fast they work."""
 
+import math
 from dataclasses import dataclass, field
 
 from mlxdist.protocol import states
@@ -23,6 +24,7 @@ class Node:
     versions: dict[str, str] = field(default_factory=dict)
     canary: tuple[str, ...] = ()
     adapter_version: int = -1  # the newest one sent, or on its way
+    has_reference: bool = False  # the reference's adapter was sent, or is on its way
     tokens_per_second: float = 0.0
     peak_bytes: int = 0
 
@@ -37,7 +39,7 @@ class Node:
 
     def measured(self, tokens: int, seconds: float) -> None:
         """A leaf took so long: move the speed estimate."""
-        if seconds <= 0:
+        if not 0 < seconds < math.inf:
             return
         speed = tokens / seconds
         self.tokens_per_second = (

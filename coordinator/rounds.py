@@ -61,7 +61,8 @@ class Round:
         """Raise StaleError when an answer belongs to another step, attempt, adapter version or node."""
         asked = (self.request.step, self.attempt, self.request.adapter_version)
         if (step, attempt, adapter_version) != asked:
-            raise StaleError(f"an answer to step {step}, attempt {attempt}; this is {asked[0]}, attempt {asked[1]}")
+            given = f"step {step}, attempt {attempt}, adapter version {adapter_version}"
+            raise StaleError(f"an answer to {given}; this is step {asked[0]}, attempt {asked[1]}, version {asked[2]}")
         run = self.assignment.get(name)
         if run is None or not (run.start <= span.start < span.stop <= run.stop):
             raise StaleError(f"leaves {span} are not {name}'s work in step {step}")

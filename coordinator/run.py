@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib import metadata
-from pathlib import Path
 
-from mlxdist.coordinator import adapter as adapters
+from mlxdist.coordinator import begin
+from mlxdist.coordinator.begin import count, method_of
 from mlxdist.coordinator.cluster import Cluster, NodeNews, Rules
 from mlxdist.coordinator.config import RunConfig, as_json
 from mlxdist.coordinator.display import open_display
@@ -18,9 +18,7 @@ from mlxdist.coordinator.evaluate import Validation
 from mlxdist.coordinator.fleet import Fleet
 from mlxdist.coordinator.hosts import Hosts
 from mlxdist.coordinator.launch import LocalNodes
-from mlxdist.coordinator.method import Sft
 from mlxdist.coordinator.open_run import open_run
-from mlxdist.coordinator.optimize import no_moments
 from mlxdist.coordinator.order import total_steps
 from mlxdist.coordinator.read import Dataset, read
 from mlxdist.coordinator.report import Reporter, Status
@@ -28,11 +26,8 @@ from mlxdist.coordinator.run_folder import RunFolder, write_json
 from mlxdist.coordinator.saving import Saver
 from mlxdist.coordinator.sockets import RouterHub
 from mlxdist.coordinator.spec import run_spec
-from mlxdist.coordinator.state import State, load_state
 from mlxdist.coordinator.train import Run, train
-from mlxdist.protocol.errors import MlxdistError, UserError
-from mlxdist.protocol.manifest import Manifest
-from mlxdist.protocol.manifest import size as manifest_size
+from mlxdist.protocol.errors import MlxdistError
 from mlxdist.protocol.transport import CONTROL, DATA
 
 INTERRUPTED = 130
@@ -89,9 +84,12 @@ def _with_nodes(
         nodes.start(hosts.nodes, hub.ports[CONTROL])
         introduction = fleet.wait_for_model()
         manifest = introduction.manifest
-        state = first_state(config, manifest, folder, resume, spec.numerics_id)
+        method = method_of(config, dataset.train, dataset.valid)
+        state = begin.first_state(config, manifest, folder, resume, spec.numerics_id, method)
         if resume:
             report.resume_after(state.step)
+        if (reference := begin.reference(config, folder, state)) is not None:
+            fleet.send_reference(reference)
         fleet.send_adapter(state.step, state.adapter)
         ready = fleet.wait_for_nodes(
             max(len(hosts.nodes), hosts.coordinator.min_nodes), hosts.coordinator.min_nodes, config.timing.start_timeout
@@ -103,15 +101,15 @@ def _with_nodes(
             folder.config,
             {**as_json(config), "numerics_id": spec.numerics_id, "promise": promise.kind, "promise_reason": promise.reason},
         )
-        for sentence in (*dataset.notes, *plan_sentences(config, manifest, dataset, steps, ready), f"{promise.kind}: {promise.reason}"):
+        plan = begin.plan_sentences(config, manifest, len(dataset.train), steps, ready)
+        for sentence in (*dataset.notes, *plan, f"{promise.kind}: {promise.reason}"):
             report.note(sentence)
         report.stage("training")
-        method = Sft()
         loop = Run(
             config=config,
             method=method,
             rows=dataset.train,
-            validation=Validation(config, method, dataset.valid, report),
+            validation=Validation(config, method, len(dataset.valid or ()), report),
             total_steps=steps,
             fleet=fleet,
             report=report,
@@ -129,48 +127,13 @@ def _with_nodes(
             finish(report, saver, config, str(error), "failed")
             raise
         saver.final(state)
+        for sentence in begin.saved_sentences(state):
+            report.note(sentence)
         finish(report, saver, config, f"all {state.step} steps are done; the adapter is in {folder.path}", "done")
         return 0
     finally:
         fleet.close(farewell)
         nodes.stop()
-
-
-def first_state(config: RunConfig, manifest: Manifest, folder: RunFolder, resume: bool, numerics_id: str) -> State:
-    """Where the run begins: the saved state, the adapter it was given, or a fresh one."""
-    if resume:
-        state, about = load_state(folder)
-        if about["numerics_id"] != numerics_id:
-            raise UserError(
-                f"{folder.path} was trained with settings that give other bits (numerics_id {about['numerics_id'][:12]}, "
-                f"now {numerics_id[:12]}): resume it with the configuration in its config.json"
-            )
-        return state
-    if config.lora.init_adapter:
-        vector = adapters.start_from(Path(config.lora.init_adapter), manifest)
-    else:
-        vector = adapters.draw(manifest, config.batch.seed)
-    return State(vector, no_moments(len(vector)))
-
-
-def plan_sentences(
-    config: RunConfig, manifest: Manifest, dataset: Dataset, steps: int | None, ready: int
-) -> Iterator[str]:
-    """The arithmetic of the run, said before the first step."""
-    batch = config.batch
-    rows = batch.size * batch.grad_accum_steps
-    leaves = -(-batch.size // batch.micro_size) * batch.grad_accum_steps
-    elements = manifest_size(manifest)
-    length = f"{steps} steps" if steps is not None else f"{config.train.max_hours:g} hours"
-    yield (
-        f"{length} of {count(rows, 'row')} in {count(leaves, 'leaf', 'leaves')}, on {count(ready, 'node')}; "
-        f"{count(len(dataset.train), 'row')} of data; {elements:,} trainable parameters, {4 * elements / 1e6:.1f} MB a partial"
-    )
-    if leaves < ready:
-        yield (
-            f"a step has {count(leaves, 'leaf', 'leaves')} for {count(ready, 'node')}: {ready - leaves} will idle; "
-            f"batch.size = {ready * batch.micro_size} would use all"
-        )
 
 
 def finish(report: Reporter, saver: Saver, config: RunConfig, message: str, status: Status) -> None:
@@ -191,11 +154,6 @@ def tell(news: NodeNews, report: Reporter, folder: RunFolder) -> None:
             log.write(news.message + "\n")
     else:
         report.node(news.name, news.state, news.message)
-
-
-def count(number: int, one: str, many: str = "") -> str:
-    """'1 row', '8 rows'."""
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 @contextmanager

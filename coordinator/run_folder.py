@@ -101,7 +101,12 @@ def write_aside(path: Path, write: Callable[[BinaryIO], None]) -> None:
 def write_json(path: Path, value: object) -> None:
     """Replace `path` by `value` as indented JSON; NaN and infinities become null, since JSON has none."""
     text = json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    write_aside(path, lambda stream: _put(stream, text.encode()))
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Replace `path` by `data`. Raises SaveError, as `write_aside`."""
+    write_aside(path, lambda stream: _put(stream, data))
 
 
 def finite(value: object) -> object:

@@ -51,19 +51,17 @@ class Shaping:
 
 
 def mapped(row: Fields, columns: Mapping[str, str]) -> Fields:
-    """`row` with our names. A key that is null counts as absent; a mapped name hides the key of the same name."""
-    fields = {key: value for key, value in row.items() if value is not None}
+    """`row` with our names; a mapped name hides the key of the same name. Raises RowError for a missing key."""
     for ours, theirs in columns.items():
         if theirs not in row:
             raise RowError(f"there is no {theirs!r}, which data.columns reads as {ours}; the row has {_keys(row)}")
-    renamed = {ours: row[theirs] for ours, theirs in columns.items() if row[theirs] is not None}
-    return {**{key: value for key, value in fields.items() if key not in columns}, **renamed}
+    return {**row, **{ours: row[theirs] for ours, theirs in columns.items()}}
 
 
 def shape_of(fields: Fields, shaping: Shaping) -> str:
     """The shape of a row as the method reads it. Raises RowError, with what to do, for a row of another method."""
     for shape in shaping.wanted:
-        if all(key in fields for key in SHAPES[shape]):
+        if _has(fields, shape):
             if shaping.method == "sft" and shape == "prompt, completion" and is_label(fields.get("label")):
                 raise RowError('it has a label: rows to avoid would be trained as examples; method = "kto" reads it')
             return shape
@@ -74,7 +72,7 @@ def _remedy(fields: Fields, shaping: Shaping) -> str:
     needed = " or ".join(f"({shape})" for shape in shaping.wanted)
     found = f"{shaping.method} needs {needed}; the row has {_keys(fields)}"
     for method, shapes in TRAINED.items():
-        if method != shaping.method and any(all(key in fields for key in SHAPES[shape]) for shape in shapes):
+        if method != shaping.method and any(_has(fields, shape) for shape in shapes):
             also = "; data.unpair = true makes kto rows of pairs" if shaping.method == "kto" and method == "dpo" else ""
             return f'{found}, which method = "{method}" trains on{also}'
     named = {
@@ -83,13 +81,18 @@ def _remedy(fields: Fields, shaping: Shaping) -> str:
         for ours in SHAPES[shape]
     }
     for shape in shaping.wanted:
-        missing = {ours: named[ours] for ours in SHAPES[shape] if ours not in fields}
-        if all(missing.values()):
+        missing = {ours: named[ours] for ours in SHAPES[shape] if fields.get(ours) is None}
+        if missing and all(missing.values()):
             columns = ", ".join(f'{ours} = "{theirs}"' for ours, theirs in missing.items())
             return f"{found}; if these are the same, set data.columns = {{{columns}}}"
     return found
 
 
+def _has(fields: Fields, shape: str) -> bool:
+    """Whether every key of `shape` is there; null counts as absent."""
+    return all(fields.get(key) is not None for key in SHAPES[shape])
+
+
 def _keys(row: Fields) -> str:
-    keys = sorted(map(str, row))
+    keys = sorted(f"{key} (null)" if value is None else str(key) for key, value in row.items())
     return ", ".join(keys[:8]) + (", …" if len(keys) > 8 else "") or "no keys"

@@ -3,18 +3,20 @@
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from safetensors import safe_open
 from safetensors.numpy import save
 
 from mlxdist.coordinator.optimize import Moments
-from mlxdist.coordinator.run_folder import RunFolder, write_aside
+from mlxdist.coordinator.references import References, unknown
+from mlxdist.coordinator.run_folder import RunFolder, write_bytes
 from mlxdist.protocol.errors import UserError
 from mlxdist.protocol.vectors import Vector
 
 FILE = "resume.safetensors"
 VERSION = 1
+TENSORS = ("adapter", "first_moment", "second_moment", "references", "valid_references")
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class State:
 
     adapter: Vector
     moments: Moments
+    references: References = field(default_factory=lambda: unknown(0, 0, 0))  # filled in place as rows are visited
     best: Best = field(default_factory=Best)
     eval_rows: int = 0  # what "auto" came to; 0 while unknown
 
@@ -43,11 +46,13 @@ class State:
 
 def save_state(run: RunFolder, state: State, identity: dict[str, str]) -> None:
     """Write the state, with `identity` (numerics_id, manifest hash) beside it. Raises SaveError; the old one is kept then."""
-    about = {"version": VERSION, "step": state.step, "best": asdict(state.best), "eval_rows": state.eval_rows, **identity}
-    tensors = {"adapter": state.adapter, "first": state.moments.first, "second": state.moments.second}
+    about = {"version": VERSION, "step": state.step, "best": asdict(state.best), "eval_rows": state.eval_rows}
+    about |= {"saved_forwards": state.references.saved_forwards, **identity}
+    moments, references = state.moments, state.references
+    values = (state.adapter, moments.first, moments.second, references.train, references.valid)
+    tensors = dict(zip(TENSORS, values, strict=True))
     metadata = {"mlxdist": json.dumps(about, sort_keys=True)}
-    data = save(tensors, metadata)
-    write_aside(run.state / FILE, lambda stream: _put(stream, data))
+    write_bytes(run.state / FILE, save(tensors, metadata))
 
 
 def load_state(run: RunFolder) -> tuple[State, dict[str, Any]]:
@@ -56,16 +61,14 @@ def load_state(run: RunFolder) -> tuple[State, dict[str, Any]]:
     try:
         with safe_open(path, framework="numpy") as file:
             about = json.loads(file.metadata()["mlxdist"])
-            adapter, first, second = (file.get_tensor(name) for name in ("adapter", "first", "second"))
+            adapter, first, second, known, known_valid = (file.get_tensor(name) for name in TENSORS)
     except FileNotFoundError:
         raise UserError(f"There is nothing to resume in {run.path}: it has no {Path('state') / FILE}.") from None
     except Exception as error:
-        raise UserError(f"{path} cannot be read ({error}); start the run anew, or from a checkpoint by lora.init_adapter.") from error
+        cure = "start the run anew, or from a checkpoint by lora.init_adapter"
+        raise UserError(f"{path} cannot be read ({error}); {cure}.") from error
     if about["version"] != VERSION:
         raise UserError(f"{path} was written by another version of mlxdist (state version {about['version']}).")
     moments = Moments(about["step"], first, second)
-    return State(adapter, moments, Best(**about["best"]), about["eval_rows"]), about
-
-
-def _put(stream: BinaryIO, data: bytes) -> None:
-    stream.write(data)
+    references = References(known, known_valid, about["saved_forwards"])
+    return State(adapter, moments, references, Best(**about["best"]), about["eval_rows"]), about

@@ -25,7 +25,7 @@ def read_jsonl(path: Path) -> Iterator[Record]:
                 _refuse_utf16(raw, path)
                 raw = raw.removeprefix(_BOM)
             if raw.strip():
-                yield Record(number, _object(raw), done / size)
+                yield Record(number, _object(raw.rstrip(b"\r\n")), done / size)
 
 
 def read_json(path: Path) -> Iterator[Record]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from mlxdist.protocol.errors import ConfigError
@@ -79,18 +80,21 @@ def hub_tokenizer(hf: Any, eos_ids: Sequence[int] = ()) -> HubTokenizer:
 
 
 def load(model: str, chat_template: str = "") -> Any:
-    """mlx-lm's tokenizer wrapper of a model folder or hub id; of a hub id only the tokenizer's files are fetched.
+    """mlx-lm's tokenizer wrapper of a model folder or hub id, with the end tokens that mlx-lm generates by.
 
-    `chat_template`: the text of a Jinja template instead of the tokenizer's own. Takes about 2 s.
-    Raises ConfigError naming the model where there is no tokenizer.
+    Of a hub id only the tokenizer's and configuration's files are fetched. `chat_template`: the text of a Jinja template
+    instead of the tokenizer's own. Takes about 2 s. Raises ConfigError naming the model where there is no tokenizer.
     """
-    from mlx_lm.utils import load_tokenizer
+    from mlx_lm.utils import load_config, load_tokenizer
 
     extra = {"chat_template": chat_template} if chat_template else {}
     try:
-        return load_tokenizer(model, extra)
+        wrapper = load_tokenizer(model, extra)
+        ends = load_config(Path(wrapper.name_or_path)).get("eos_token_id")  # where the files of a hub id lie, too
     except Exception as error:  # whatever transformers and the hub raise: the reader needs the model's name
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(
             f"model = {model!r} has no tokenizer that can be read ({first}): a folder or hub id?"
         ) from error
+    wrapper.eos_token_ids = {*wrapper.eos_token_ids, *([ends] if isinstance(ends, int) else ends or [])}
+    return wrapper

@@ -6,17 +6,16 @@ Nothing here knows how many nodes there are, or which method it trains.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 
 from mlxdist.coordinator.config import RunConfig, warmup_steps
 from mlxdist.coordinator.evaluate import Validation
 from mlxdist.coordinator.fleet import Fleet
-from mlxdist.coordinator.leaves import cut
 from mlxdist.coordinator.method import Method, all_tokens, supervised_tokens
 from mlxdist.coordinator.optimize import adamw, clip
-from mlxdist.coordinator.order import steps
+from mlxdist.coordinator.order import Step, steps
 from mlxdist.coordinator.phrases import StepReport
 from mlxdist.coordinator.report import Reporter
 from mlxdist.coordinator.rows import Rows
@@ -39,6 +38,10 @@ class Run:
     saver: Saver
     clock: Callable[[], float] = time.monotonic
 
+    def order(self) -> Iterator[Step]:
+        """The steps of the run, endless: a pure function of the data's lengths and the configuration."""
+        return steps(self.rows.lengths.tolist(), self.config.batch, self.config.method)
+
 
 def train(run: Run, state: State) -> State:
     """Take the steps that are left after `state`, and return the state after the last one.
@@ -46,17 +49,14 @@ def train(run: Run, state: State) -> State:
     An interrupt (KeyboardInterrupt) saves the last whole step and is raised again. Raises NonFiniteError, NodeError,
     SaveError; no step is half taken then.
     """
-    batch, train_ = run.config.batch, run.config.train
+    train_ = run.config.train
     began = run.clock()
     run.fleet.send_adapter(state.step, state.adapter)
     try:
-        for step in islice(steps(run.rows.lengths.tolist(), batch, run.config.method), state.step, run.total_steps):
+        for step in islice(run.order(), state.step, run.total_steps):
             step_began = run.clock()
-            leaves = cut(step, run.rows, batch.micro_size, batch.max_length, run.config.method)
-            request = run.method.request("gradient", step.number, state.step, leaves)
-            grad_sum, numbers = run.fleet.gradient(request)
-            metrics = run.method.metrics(leaves, numbers)
-            gradient, grad_norm = clip(grad_sum, run.method.weight(leaves), train_.max_grad_norm)
+            answer = run.method.gradient(run.fleet, step, state.step)
+            gradient, grad_norm = clip(answer.grad_sum, answer.weight, train_.max_grad_norm)
             rate = step_learning_rate(run.config, step.number, run.total_steps)
             adapter, moments = adamw(
                 state.adapter,
@@ -71,20 +71,20 @@ def train(run: Run, state: State) -> State:
             run.fleet.send_adapter(state.step, state.adapter)
 
             seconds = run.clock() - step_began
-            tokens = supervised_tokens(leaves)
+            tokens = supervised_tokens(answer.leaves)
             run.report.train(
                 StepReport(
                     step=state.step,
                     total_steps=run.total_steps,
-                    loss=metrics.pop("loss"),
+                    loss=answer.metrics["loss"],
                     grad_norm=grad_norm,
                     learning_rate=rate,
                     tokens=tokens,
                     tokens_per_second=tokens / seconds,
-                    all_tokens_per_second=all_tokens(leaves) / seconds,
+                    all_tokens_per_second=all_tokens(answer.leaves) / seconds,
                     seconds=seconds,
                     peak_gb=run.fleet.peak_gb() if train_.report_memory else None,
-                    extra=metrics,
+                    extra={name: value for name, value in answer.metrics.items() if name != "loss"},
                 )
             )
 

@@ -1,8 +1,9 @@
 """Partials on their way up, and the memory that they may take.
 
-At most `limit` buffers (nodes + 1) are held at a time, counting those that wait in the sum; beyond it only the partial with
-the lowest unfinished leaf is let in, which the sum can always use. So a step of M leaves never holds more than
-nodes + 2 + ceil(log2 M) vectors.
+At most `limit` buffers (nodes + 1) are held at a time, counting those that wait in the sum; beyond it only the partial
+with the lowest unfinished leaf is let in, which the sum can always use, and of those `reserve` (1 + ceil(log2 M)). So a
+step of M leaves never holds more than nodes + 2 + ceil(log2 M) vectors, and never waits for ever: when so many are held
+and none is arriving, more than ceil(log2 M) are below the lowest unfinished leaf, where the sum needs fewer.
 """
 
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ class Uploads:
     """Offers that wait, vectors that arrive, buffers that are free."""
 
     limit: int = 2
+    reserve: int = 1  # how many more the lowest ones may take
     held: int = 0
     most_held: int = 0
     _waiting: dict[tuple[str, int], VectorOffer] = field(default_factory=dict)
@@ -28,13 +30,16 @@ class Uploads:
     _free: list[Vector] = field(default_factory=list)
 
     def offer(self, name: str, offer: VectorOffer) -> None:
-        """A node has a partial."""
+        """A node has a partial. Raises WireError for a stream that is under way already."""
+        if (name, offer.stream) in self._waiting or (name, offer.stream) in self._arriving:
+            raise WireError(f"vector {offer.stream} of {name} was offered before")
         self._waiting[name, offer.stream] = offer
 
     def admit(self, lowest_missing: int) -> Iterator[tuple[str, int, int]]:
         """Let in what there is room for: (node, stream, credit) of each."""
         for key, offer in sorted(self._waiting.items(), key=lambda item: item[1].start):
-            if self.held >= self.limit and offer.start != lowest_missing:
+            lowest = offer.start == lowest_missing
+            if self.held >= self.limit + (self.reserve if lowest else 0):
                 break
             del self._waiting[key]
             self.held += 1
@@ -60,6 +65,14 @@ class Uploads:
         """A buffer that is summed away."""
         self.held -= 1
         self._free.append(buffer)
+
+    def drop(self, name: str) -> None:
+        """The node's worker is gone: its offers and half partials are thrown away."""
+        for key in [key for key in self._waiting if key[0] == name]:
+            del self._waiting[key]
+        for key in [key for key in self._arriving if key[0] == name]:
+            _, vector = self._arriving.pop(key)
+            self.release(vector.buffer)
 
     def _find(self, name: str, stream: int) -> tuple[Span, IncomingVector]:
         try:

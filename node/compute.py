@@ -1,11 +1,12 @@
 """What a worker computes, free of any wire: the scores and gradient sums of leaves, and the canary.
 
-Shapes: B rows, L = width - 1 positions.
+Shapes: B rows or pairs of a leaf.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import mlx.core as mx
 import numpy as np
@@ -14,89 +15,122 @@ import numpy.typing as npt
 from mlxdist.node import backward
 from mlxdist.node.backward import MicroBatch
 from mlxdist.node.model import LoadedModel
+from mlxdist.node.objective import Objective, micro_batches, objective, seen, target_counts
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import numerics
 from mlxdist.protocol.errors import NonFiniteError
-from mlxdist.protocol.leaves import Leaf, Row
+from mlxdist.protocol.leaves import Leaf
 from mlxdist.protocol.messages import RunSpec
-from mlxdist.protocol.tree import Span, fold_span
 from mlxdist.protocol.vectors import Vector
 
 RowNumbers = npt.NDArray[np.float32]  # [rows or pairs, columns]
+Inputs = Mapping[str, Sequence[float]]  # per-row inputs of the loss: "labels", "reference" and "reference_rejected"
+
+UNKNOWN = math.nan  # a reference log-prob that the worker is to compute
 
 
 @dataclass(frozen=True)
 class Computer:
-    """A loaded model and the run that it serves."""
+    """A loaded model and the run that it serves; `adapter` and `reference` are set before it is asked anything."""
 
     loaded: LoadedModel
     spec: RunSpec
+    adapter: Vector = field(default_factory=lambda: np.empty(0, np.float32))
+    reference: Vector | None = None  # the adapter of `reference = "initial"`; None: the base, all zeros
 
     def use(self, adapter: Vector) -> None:
         """Put a flat adapter vector into the model."""
         parts = manifests.split(self.loaded.manifest, adapter)
         self.loaded.use({name: mx.array(part) for name, part in parts.items()})
 
-    def score(self, leaf: Leaf) -> RowNumbers:
-        """Per row the sum of its targets' log-probs, float32 [B, 1]; dropout off."""
-        batch = micro_batch(leaf.rows, leaf.widths[0])
-        sums = backward.score(self.loaded.model, batch, head_chunk=self.spec.head_chunk, path=self.loaded.path)
-        return np.array(sums, dtype=np.float32)[:, None]
+    def score(self, leaf: Leaf, parameters: str = "current") -> RowNumbers:
+        """The sums of the rows' log-probs over their targets, dropout off, float32 [rows or pairs, columns].
 
-    def gradient(self, leaf: Leaf, step: int) -> tuple[mx.array, RowNumbers]:
-        """The leaf's grad_sum as one flat float32 array in manifest order, and per row its log-prob sum [B, 1].
+        `parameters`: current, reference, or current+reference. One column each; for pairs two, chosen and rejected.
+        """
+        batches = micro_batches(leaf)
+        columns: list[mx.array] = []
+        for kind in parameters.split("+"):
+            columns += self._score(batches) if kind == "current" else self._reference_score(batches)
+        return np.array(mx.stack(columns, axis=1), dtype=np.float32)
+
+    def gradient(
+        self, leaf: Leaf, *, step: int, loss: str = "sft", scalars: Mapping[str, float] | None = None, inputs: Inputs
+    ) -> tuple[mx.array, RowNumbers]:
+        """The leaf's grad_sum as one flat float32 array in manifest order, and its row numbers (see `Objective.columns`).
 
         Raises NonFiniteError, naming the leaf and its rows, when either holds NaN or Inf.
         """
+        batches = micro_batches(leaf)
+        asked = objective(
+            self.spec.method,
+            leaf,
+            loss=loss,
+            scalars=scalars or {},
+            labels=inputs.get("labels", ()),
+            reference=self._references(leaf, batches, loss, inputs),
+        )
         sums, grads = backward.gradient(
             self.loaded.model,
-            [micro_batch(leaf.rows, leaf.widths[0])],
-            lambda logps: -logps[0].sum(),
+            batches,
+            asked.total,
             head_chunk=self.spec.head_chunk,
             path=self.loaded.path,
             dropout_key=numerics.dropout_key(self.spec.seed, step, leaf.index),
         )
         flat = mx.concatenate([grads[t.name].astype(mx.float32).reshape(-1) for t in self.loaded.manifest])
-        finite = mx.all(mx.isfinite(flat)) & mx.all(mx.isfinite(sums[0]))
-        mx.eval(flat, sums, finite)
+        columns = mx.stack(asked.columns(sums), axis=1)
+        finite = mx.all(mx.isfinite(flat)) & mx.all(mx.isfinite(columns))
+        mx.eval(flat, columns, finite)
         if not finite.item():
             rows = ", ".join(str(row.row_id) for row in leaf.rows)
             raise NonFiniteError(f"NaN or Inf in step {step}, leaf {leaf.index}, rows {rows}")
-        return flat, np.array(sums[0], dtype=np.float32)[:, None]
-
-    def partial(
-        self, span: Span, leaf_at: Callable[[int], Leaf], step: int, done: Callable[[Leaf, RowNumbers], None]
-    ) -> Vector:
-        """The grad_sum over one whole subtree, added in tree order; `done` is called after each leaf."""
-
-        def one(index: int) -> mx.array:
-            leaf = leaf_at(index)
-            flat, numbers = self.gradient(leaf, step)
-            done(leaf, numbers)
-            return flat
-
-        return np.array(fold_span(span, one, _add), dtype=np.float32)
+        return flat, np.array(columns, dtype=np.float32)
 
     def canary(self) -> Iterator[str]:
         """SHA-256 of the canary leaf's gradient and row numbers, each time it is computed."""
         leaf = numerics.canary_leaf(self.loaded.vocab_size, self.spec.max_length)
         self.use(numerics.canary_adapter(self.loaded.manifest))
+        batches = micro_batches(leaf)
+        plain = Objective(lambda sums: -sums[0], lambda sums: sums, [])
         for _ in range(numerics.CANARY_TIMES):
-            flat, numbers = self.gradient(leaf, step=0)
-            yield hashlib.sha256(np.array(flat, dtype=np.float32).tobytes() + numbers.tobytes()).hexdigest()
+            sums, grads = backward.gradient(
+                self.loaded.model,
+                batches,
+                plain.total,
+                head_chunk=self.spec.head_chunk,
+                path=self.loaded.path,
+                dropout_key=0,
+            )
+            parts = [np.array(grads[t.name].astype(mx.float32)).tobytes() for t in self.loaded.manifest]
+            yield hashlib.sha256(b"".join(parts) + np.array(sums[0], np.float32).tobytes()).hexdigest()
+
+    def _score(self, batches: Sequence[MicroBatch]) -> list[mx.array]:
+        model, chunk, path = self.loaded.model, self.spec.head_chunk, self.loaded.path
+        return [backward.score(model, batch, head_chunk=chunk, path=path) for batch in batches]
+
+    def _reference_score(self, batches: Sequence[MicroBatch]) -> list[mx.array]:
+        """The same under the reference's adapter, in the same widths and head positions; the current one is put back."""
+        self.use(np.zeros_like(self.adapter) if self.reference is None else self.reference)
+        sums = self._score(batches)
+        mx.eval(sums)
+        self.use(self.adapter)
+        return sums
+
+    def _references(
+        self, leaf: Leaf, batches: Sequence[MicroBatch], loss: str, inputs: Inputs
+    ) -> list[mx.array]:
+        """The reference log-probs as the loss sees them: those that came with the leaf, the unknown ones computed."""
+        names = [name for name in ("reference", "reference_rejected") if name in inputs]
+        known = [mx.array(list(inputs[name]), mx.float32) for name in names]
+        if not any(math.isnan(value) for name in names for value in inputs[name]):
+            return known
+        fresh = seen(loss, self._reference_score(batches), target_counts(leaf))
+        return [mx.where(mx.isnan(old), new, old) for old, new in zip(known, fresh, strict=True)]
 
 
-def micro_batch(rows: Sequence[Row], width: int) -> MicroBatch:
-    """Rows right-padded to `width` tokens as inputs, targets and target mask, each [B, width - 1]."""
-    ids = np.zeros((len(rows), width), np.int32)
-    mask = np.zeros((len(rows), width), np.float32)
-    for i, row in enumerate(rows):
-        ids[i, : len(row.ids)] = row.ids
-        mask[i, : len(row.ids)] = row.targets
-    return MicroBatch(ids[:, :-1], ids[:, 1:], mask[:, 1:])
-
-
-def _add(left: mx.array, right: mx.array) -> mx.array:
+def add(left: mx.array, right: mx.array) -> mx.array:
+    """The sum of two flat gradients, evaluated, so that neither is kept by a graph."""
     total = left + right
     mx.eval(total)
     return total

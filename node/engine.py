@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlxdist.node import model as models
-from mlxdist.node.compute import Computer, RowNumbers
+from mlxdist.node.compute import Computer, RowNumbers, add
 from mlxdist.node.model import LoadedModel
 from mlxdist.node.session import ComputeCanary, ComputeLeaves, LoadModel, Session, Work
 from mlxdist.protocol import manifest as manifests
@@ -18,7 +18,7 @@ from mlxdist.protocol import messages as m
 from mlxdist.protocol import numerics
 from mlxdist.protocol.errors import MismatchError, MlxdistError, NonFiniteError, UserError
 from mlxdist.protocol.leaves import Leaf
-from mlxdist.protocol.tree import Span, subtrees
+from mlxdist.protocol.tree import Span, fold_span, subtrees
 from mlxdist.protocol.vectors import Vector
 from mlxdist.protocol.wire import Buffer
 
@@ -81,7 +81,8 @@ class Engine:
         return loaded
 
     def _compute(self, work: ComputeLeaves, life: m.Life, say: Say, offer: Offer) -> None:
-        computer, task = self._ready(), work.task
+        task = work.task
+        computer = replace(self._ready(), adapter=work.adapter, reference=work.reference)
         computer.use(work.adapter)
         clock = time.monotonic()
 
@@ -101,13 +102,18 @@ class Engine:
             clock = now
             say(message, np.ascontiguousarray(numbers).tobytes())
 
+        def one(index: int) -> mx.array:
+            leaf, inputs = work.leaves[index - task.start], work.numbers[index - task.start]
+            flat, numbers = computer.gradient(leaf, step=task.step, loss=task.loss, scalars=task.scalars, inputs=inputs)
+            answer(leaf, numbers)
+            return flat
+
         if task.verb == "score":
             for leaf in work.leaves:
-                answer(leaf, computer.score(leaf))
+                answer(leaf, computer.score(leaf, task.parameters))
             return
         for span in subtrees(task.total, Span(task.start, task.stop)):
-            vector = computer.partial(span, lambda index: work.leaves[index - task.start], task.step, answer)
-            offer(task, span, vector)
+            offer(task, span, np.array(fold_span(span, one, add), dtype=np.float32))
 
 
 def _introduction(life: m.Life, loaded: LoadedModel) -> m.Loaded:

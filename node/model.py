@@ -10,9 +10,10 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten, tree_unflatten
+from mlx.utils import tree_unflatten
 
 from mlxdist.node import backward
+from mlxdist.node.parameters import trainable
 from mlxdist.node.self_check import choose_path
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol.errors import ConfigError, MismatchError
@@ -64,7 +65,7 @@ def load(spec: RunSpec, progress: Callable[[str], None]) -> LoadedModel:
     if spec.rank_scaling == "by_kl" and not kl:
         progress("optiq_metadata.json with KL values is not beside the model: ranks go by bits")
     apply_lora(model, ranks(modules, spec.lora_rank, spec.rank_scaling, kl), spec)
-    shapes = {name: tuple(tensor.shape) for name, tensor in tree_flatten(model.trainable_parameters())}
+    shapes = {name: tuple(tensor.shape) for name, tensor in trainable(model).items()}
     mx.eval(model.parameters())
     progress("checking the backward on a tiny batch")
     path = choose_path(model, segment_size=spec.segment_size)
@@ -121,9 +122,9 @@ def apply_lora(model: nn.Module, rank_of: Mapping[str, int], spec: RunSpec) -> N
         keys = {path for path, wanted in rank_of.items() if wanted == rank}
         parameters = {"rank": rank, "scale": spec.lora_scale, "dropout": spec.lora_dropout, "keys": keys}
         linear_to_lora_layers(model, 1, parameters)
-    trainable = [name for name, _ in tree_flatten(model.trainable_parameters())]
-    strangers = [name for name in trainable if name.rsplit(".", 1)[-1] not in ("lora_a", "lora_b")]
-    if strangers or not trainable:
+    names = list(trainable(model))
+    strangers = [name for name in names if name.rsplit(".", 1)[-1] not in ("lora_a", "lora_b")]
+    if strangers or not names:
         raise MismatchError(f"only LoRA tensors may be trained, but the model also trains {strangers[:3]}")
 
 

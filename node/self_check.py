@@ -44,7 +44,7 @@ def choose_path(model: nn.Module, *, segment_size: int = 0, grad_checkpoint: boo
         except Exception as error:  # whatever a stranger's model raises when it is called in another way
             reason = reason or _reason(path, _in_short(error))
             continue
-        if difference <= TOLERANCE[_coarsest(model)]:
+        if difference <= TOLERANCE[_coarsest(model)] or not _finite(expected):
             return replace(path, reason=reason)
         reason = reason or _reason(path, f"its gradient differs from plain autograd by {difference:.1e}")
     return Path(picked=False, reason=reason)
@@ -120,6 +120,11 @@ def _relative(expected: list[mx.array], got: list[mx.array]) -> float:
     if not math.isfinite(size) or not math.isfinite(away):
         return math.inf
     return math.sqrt(away / size) if size else math.sqrt(away)
+
+
+def _finite(gradient: dict[str, mx.array]) -> bool:
+    """False when the check can say nothing; training itself looks at every leaf for NaN and Inf."""
+    return all(mx.isfinite(value).all().item() for value in gradient.values())
 
 
 def _coarsest(model: nn.Module) -> mx.Dtype:

@@ -1,9 +1,9 @@
 """The worker's half of the data connection: messages in, work and messages out. No socket, no thread, no mlx.
 
-    Welcome -> LoadModel          Canary -> ComputeCanary
-    VectorOffer, VectorBlock, VectorEnd (adapter) -> a new adapter version
-    Task, LeafRows -> ComputeLeaves, as soon as all rows and the adapter version are here
-    Credit -> blocks of a partial
+Welcome -> LoadModel          Canary -> ComputeCanary
+VectorOffer, VectorBlock, VectorEnd -> a new adapter version, or the reference's adapter
+Task, LeafRows -> ComputeLeaves, as soon as all rows and the adapter version are here
+Credit -> blocks of a partial
 """
 
 from collections import deque
@@ -16,7 +16,7 @@ from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import MismatchError, WireError
 from mlxdist.protocol.leaves import Leaf, unpack_leaf
 from mlxdist.protocol.tree import Span
-from mlxdist.protocol.vectors import IncomingVector, OutgoingVector, Vector, digest
+from mlxdist.protocol.vectors import IncomingVector, OutgoingVector, Vector
 from mlxdist.protocol.wire import Buffer
 
 
@@ -40,6 +40,7 @@ class ComputeLeaves:
     leaves: tuple[Leaf, ...]
     numbers: tuple[dict[str, tuple[float, ...]], ...]
     adapter: Vector
+    reference: Vector | None  # the reference's adapter; None: the base
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class Session:
     work: deque[Work] = field(default_factory=deque)
     _outbox: deque[tuple[m.Message, Buffer]] = field(default_factory=deque)
     _adapters: dict[int, Vector] = field(default_factory=dict)
+    _reference: Vector | None = None
     _incoming: dict[int, tuple[m.VectorOffer, IncomingVector]] = field(default_factory=dict)
     _outgoing: dict[int, OutgoingVector] = field(default_factory=dict)
     _assignments: deque[_Assignment] = field(default_factory=deque)
@@ -89,7 +91,7 @@ class Session:
                 yield m.VectorBlock(self.life, stream, index), block
             if vector.all_sent:
                 del self._outgoing[stream]
-                yield m.VectorEnd(self.life, stream, digest(vector.vector)), b""
+                yield m.VectorEnd(self.life, stream, vector.end()), b""
 
     def offer_partial(self, task: m.Task, span: Span, vector: Vector) -> None:
         """Announce the sum over one subtree; its blocks go when the coordinator has room."""
@@ -134,29 +136,34 @@ class Session:
                 _, vector = self._stream(stream)
                 vector.block(index, payload)
                 self.say(m.Credit(self.life, stream, vector.upto))
-            case m.VectorEnd(stream=stream, digest=digest_):
+            case m.VectorEnd(stream=stream, digest=digest):
                 offer, vector = self._stream(stream)
                 del self._incoming[stream]
-                vector.end(digest_)
-                self._adapters = {offer.adapter_version: vector.buffer}
+                vector.end(digest)
+                if offer.kind == "reference":
+                    self._reference = vector.buffer
+                elif offer.adapter_version >= max(self._adapters, default=-1):  # a late older one changes nothing
+                    self._adapters = {offer.adapter_version: vector.buffer}
                 self._start_ready()
             case m.Task():
-                self._assignments.append(_Assignment(message))
+                self._take_task(message)
             case m.LeafRows():
                 self._take_rows(message, payload)
                 self._start_ready()
             case m.Credit(stream=stream, upto=upto):
                 if stream in self._outgoing:
                     self._outgoing[stream].credit(upto)
-            case m.Stale():
+            case m.Stale(over=True):
                 self._outgoing.clear()
+            case m.Stale(stream=stream):
+                self._outgoing.pop(stream, None)
             case m.Bye(reason=reason):
                 self.work.append(Finish(reason, refused=False))
             case _:
                 raise WireError(f"a worker is not sent {type(message).__name__}")
 
     def _accept_adapter(self, offer: m.VectorOffer) -> None:
-        if offer.kind != "adapter" or offer.elements != self.elements:
+        if offer.kind not in ("adapter", "reference") or offer.elements != self.elements:
             raise MismatchError(
                 f"{self.name}: offered a vector of {offer.elements} elements; this model's adapter has {self.elements}"
             )
@@ -169,6 +176,11 @@ class Session:
             return self._incoming[stream]
         except KeyError:
             raise WireError(f"a block of vector {stream}, which was not offered") from None
+
+    def _take_task(self, task: m.Task) -> None:
+        if task.verb not in ("gradient", "score") or not 0 <= task.start < task.stop <= task.total:
+            raise WireError(f"a task to {task.verb} leaves {Span(task.start, task.stop)} of {task.total}")
+        self._assignments.append(_Assignment(task))
 
     def _take_rows(self, message: m.LeafRows, payload: memoryview) -> None:
         for assignment in self._assignments:
@@ -186,7 +198,9 @@ class Session:
             indices = range(task.start, task.stop)
             if adapter is None or len(self._assignments[0].leaves) < len(indices):
                 return
+            if any(offer.kind == "reference" for offer, _ in self._incoming.values()):
+                return  # offered before the task, so the task is to be done with it
             ready = self._assignments.popleft()
             leaves = tuple(ready.leaves[index] for index in indices)
             numbers = tuple(ready.numbers[index] for index in indices)
-            self.work.append(ComputeLeaves(task, leaves, numbers, adapter))
+            self.work.append(ComputeLeaves(task, leaves, numbers, adapter, self._reference))

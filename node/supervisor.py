@@ -169,7 +169,7 @@ class Supervisor:
                 self.beat_seconds = ENLIST_SECONDS
                 if self.launched:
                     self._leave(0, reason)
-            case m.Stale():
+            case m.Stale(over=True):
                 self.life = None  # another coordinator lives now: ask it to be admitted
 
     def _admitted(self, admit: m.Admit) -> None:

@@ -48,10 +48,14 @@ def pack_leaf(leaf: Leaf) -> bytes:
 
 
 def unpack_leaf(message: LeafRows, payload: memoryview) -> Leaf:
-    """The leaf of a LeafRows message. Raises WireError when the payload has another size than the lengths say."""
-    tokens = sum(message.lengths)
-    if payload.nbytes != 5 * tokens or len(message.row_ids) != len(message.lengths) or min(message.lengths) < 1:
+    """The leaf of a LeafRows message. Raises WireError when payload, lengths and widths do not belong together."""
+    tokens, widths = sum(message.lengths), message.widths
+    if payload.nbytes != 5 * tokens or len(message.row_ids) != len(message.lengths):
         raise WireError(f"leaf {message.leaf}: {payload.nbytes} bytes for {tokens} tokens")
+    if not message.lengths or not widths or len(message.lengths) % len(widths):
+        raise WireError(f"leaf {message.leaf}: {len(message.lengths)} rows in {len(widths)} widths")
+    if any(not 1 <= length <= widths[i % len(widths)] for i, length in enumerate(message.lengths)):
+        raise WireError(f"leaf {message.leaf}: rows of {message.lengths} tokens in widths {widths}")
     ids = np.frombuffer(payload, np.int32, tokens)
     targets = np.frombuffer(payload, np.uint8, tokens, offset=4 * tokens)
     rows, start = [], 0

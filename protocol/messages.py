@@ -193,7 +193,8 @@ class Task(Message, frozen=True):
     """Work on the leaves [start, stop) of a step that has `total` of them; their rows follow, one LeafRows each.
 
     `verb`: gradient (one partial per whole subtree comes back) | score (row numbers only).
-    `parameters`: current | base | reference.
+    `parameters`: what to score with, current | reference | current+reference, one column each; the reference is the base
+    unless its adapter was sent.
     """
 
     life: Life
@@ -229,7 +230,8 @@ class LeafRows(Message, frozen=True):
 
 
 class VectorOffer(Message, frozen=True):
-    """A vector waits at its sender for credits. `kind`: adapter (down) | partial (up, over leaves [start, stop)).
+    """A vector waits at its sender for credits. `kind`: adapter | reference (down) | partial (up, over
+    leaves [start, stop)).
 
     `slice_start` and `slice_stop` say which elements it covers: today always the whole vector.
     """
@@ -275,10 +277,15 @@ class Credit(Message, frozen=True):
 
 
 class Stale(Message, frozen=True):
-    """Your message belongs to another incarnation, session or step; it changed nothing."""
+    """Your message belongs to another incarnation, session or step; it changed nothing.
+
+    `over`: the life itself is, and all of it may be dropped. `stream`: else the vector that need not be sent; 0: none.
+    """
 
     life: Life
     what: str
+    stream: int = 0
+    over: bool = False
 
 
 class Refuse(Message, frozen=True):

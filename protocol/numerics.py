@@ -78,7 +78,7 @@ class Promise:
 
 
 def promise(canaries: Mapping[str, tuple[str, ...]]) -> Promise:
-    """The promise for nodes by name with the digests of their canary answers, in the order in which they became ready."""
+    """The promise for nodes by name, with the digests of their canary answers, in the order in which they got ready."""
     unsteady = [name for name, digests in canaries.items() if len(set(digests)) != 1]
     if unsteady:
         return Promise("tolerance", f"{', '.join(unsteady)} did not give the same bits three times")

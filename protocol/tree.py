@@ -1,7 +1,7 @@
 """The canonical tree: which leaves are added to which, the same for every number of nodes.
 
-The tree over M leaves splits at the largest power of two below M (as RFC 6962 does for hashes), so that its shape depends
-on M alone. A node sums whole subtrees, the coordinator finishes the same tree: every addition happens once, between the
+The tree over M leaves splits at the largest power of two below M (as RFC 6962 does for hashes): its shape depends on M
+alone. A node sums whole subtrees, the coordinator finishes the same tree: every addition happens once, between the
 same two operands, wherever it happens.
 """
 

@@ -27,18 +27,22 @@ def block_count(elements: int) -> int:
 
 def digest(vector: Vector) -> str:
     """SHA-256 of the vector's little-endian bytes, in hex."""
-    return hashlib.sha256(vector.data.cast("B")).hexdigest()
+    return hashlib.sha256(_bytes(vector)).hexdigest()
+
+
+def _bytes(vector: Vector) -> memoryview:
+    return vector.view(np.uint8).data  # unlike a cast of vector.data, it takes an empty one too
 
 
 @dataclass
 class OutgoingVector:
-    """The sending half: which blocks may go now."""
+    """The sending half: which blocks may go now. A vector that goes to many is hashed once, by who gives `digest`."""
 
     stream: int
     vector: Vector
+    digest: str = ""
     sent: int = 0
     granted: int = 0
-    ended: bool = False
 
     def credit(self, upto: int) -> None:
         """The receiver has room up to this block; an older credit changes nothing."""
@@ -46,7 +50,7 @@ class OutgoingVector:
 
     def blocks(self) -> Iterator[tuple[int, memoryview]]:
         """The (index, bytes) that may be sent now, each once."""
-        flat = self.vector.data.cast("B")
+        flat = _bytes(self.vector)
         while self.sent < self.granted:
             index = self.sent
             self.sent += 1
@@ -56,6 +60,10 @@ class OutgoingVector:
     def all_sent(self) -> bool:
         """Whether only the END is left to send."""
         return self.sent == block_count(len(self.vector))
+
+    def end(self) -> str:
+        """The hash that the END carries."""
+        return self.digest or digest(self.vector)
 
 
 @dataclass
@@ -71,7 +79,7 @@ class IncomingVector:
         """Write one block. Raises WireError for a block out of order or of the wrong size."""
         if index != self.received:
             raise WireError(f"block {index} of vector {self.stream} where {self.received} was due")
-        target = self.buffer.data.cast("B")[index * BLOCK_BYTES : (index + 1) * BLOCK_BYTES]
+        target = _bytes(self.buffer)[index * BLOCK_BYTES : (index + 1) * BLOCK_BYTES]
         if payload.nbytes != target.nbytes or not payload.nbytes:
             raise WireError(f"block {index} of vector {self.stream} has {payload.nbytes} bytes, not {target.nbytes}")
         target[:] = payload.cast("B")
@@ -86,6 +94,8 @@ class IncomingVector:
     def end(self, digest: str) -> None:
         """All was sent. Raises WireError when blocks are missing or the hash differs."""
         if self.received != block_count(len(self.buffer)):
-            raise WireError(f"vector {self.stream} ended after {self.received} of {block_count(len(self.buffer))} blocks")
+            raise WireError(
+                f"vector {self.stream} ended after {self.received} of {block_count(len(self.buffer))} blocks"
+            )
         if self._hash.hexdigest() != digest:
             raise WireError(f"vector {self.stream} does not have the hash that its sender gave")

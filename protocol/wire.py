@@ -42,7 +42,7 @@ def encode(message: Message, payload: Buffer = b"") -> list[Buffer]:
 
 
 def decode(frames: Frames) -> tuple[Message, memoryview]:
-    """The message and its payload. Raises WireError for anything that `encode` does not make."""
+    """The message and its payload. Raises WireError for anything that is none."""
     if len(frames) != 3:
         raise WireError(f"{len(frames)} frames where a message has 3")
     preamble, header, payload = (memoryview(frame) for frame in frames)
@@ -52,7 +52,9 @@ def decode(frames: Frames) -> tuple[Message, memoryview]:
     if magic != MAGIC or reserved != 0:
         raise WireError("not a message of mlxdist")
     if version != PROTOCOL_VERSION:
-        raise WireError(f"protocol version {version}; this side speaks {PROTOCOL_VERSION}: install the same mlxdist on both")
+        raise WireError(
+            f"protocol version {version}; this side speaks {PROTOCOL_VERSION}: install the same mlxdist on both"
+        )
     if header.nbytes > MAX_HEADER or payload.nbytes > MAX_PAYLOAD:
         raise WireError(f"header of {header.nbytes} and payload of {payload.nbytes} bytes exceed the limits")
     if payload.nbytes != size:

@@ -67,7 +67,8 @@ def trained(model: Path, engines: list[Engine], tmp_path: Path) -> Trainer:
             vector = draw(manifest, config.batch.seed)
             fleet.send_adapter(0, vector)
             fleet.wait_for_nodes(nodes, nodes, 0.0)
-            loop = Run(config, Sft(), ListRows(rows), silent, steps, fleet, silent, silent)  # type: ignore[arg-type]
+            items = ListRows(rows)
+            loop = Run(config, Sft(config, items, None), items, silent, steps, fleet, silent, silent)  # type: ignore[arg-type]
             state = train(loop, State(vector, no_moments(len(vector))))
             assert fleet.most_vectors_held <= nodes + 2 + (len(rows) - 1).bit_length()
         return state, silent

@@ -1,0 +1,105 @@
+"""Where a run begins: its method, its first state, its reference, and the arithmetic that is said before the first step."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+from safetensors.numpy import load_file, save
+
+from mlxdist.coordinator import adapter as adapters
+from mlxdist.coordinator.advice import learning_rate_advice
+from mlxdist.coordinator.config import RunConfig
+from mlxdist.coordinator.method import Method, Sft
+from mlxdist.coordinator.optimize import no_moments
+from mlxdist.coordinator.preference import Dpo, Kto
+from mlxdist.coordinator.references import unknown
+from mlxdist.coordinator.rows import PairedRows, Rows
+from mlxdist.coordinator.run_folder import RunFolder, write_bytes
+from mlxdist.coordinator.state import State, load_state
+from mlxdist.protocol import manifest as manifests
+from mlxdist.protocol.errors import UserError
+from mlxdist.protocol.manifest import Manifest
+from mlxdist.protocol.vectors import Vector
+
+REFERENCE_FILE = "reference.safetensors"
+
+
+def method_of(config: RunConfig, rows: Rows, valid: Rows | None) -> Method:
+    """The method of a run, knowing no reference log-prob yet."""
+    counts = (len(rows), len(valid) if valid is not None else 0)
+    if config.method == "sft":
+        return Sft(config, rows, valid)
+    if config.method == "dpo":
+        return Dpo(config, rows, valid, unknown(*counts, branches=2))
+    pairs, valid_pairs = cast(PairedRows, rows), cast("PairedRows | None", valid)
+    return Kto(config, pairs, valid_pairs, unknown(*counts, branches=1))
+
+
+def first_state(
+    config: RunConfig, manifest: Manifest, folder: RunFolder, resume: bool, numerics_id: str, method: Method
+) -> State:
+    """The saved state, the adapter that the run was given, or a fresh one; `method` then knows its reference log-probs."""
+    if resume:
+        state, about = load_state(folder)
+        if about["numerics_id"] != numerics_id:
+            raise UserError(
+                f"{folder.path} was trained with settings that give other bits (numerics_id {about['numerics_id'][:12]}, "
+                f"now {numerics_id[:12]}): resume it with the configuration in its config.json"
+            )
+        if state.references.train.shape != method.references.train.shape:
+            raise UserError(f"{folder.path} was trained on other data: resume it with the same rows")
+        method.references = state.references
+        return state
+    if config.lora.init_adapter:
+        vector = adapters.start_from(Path(config.lora.init_adapter), manifest)
+    else:
+        vector = adapters.draw(manifest, config.batch.seed)
+    return State(vector, no_moments(len(vector)), method.references)
+
+
+def reference(config: RunConfig, folder: RunFolder, state: State) -> Vector | None:
+    """The reference's adapter for `reference = "initial"`: that of step 0, kept beside the state. None: the base."""
+    if config.method == "sft" or config.preference.reference == "base":
+        return None
+    path = folder.state / REFERENCE_FILE
+    if state.step == 0:
+        data = save({"reference": state.adapter})
+        write_bytes(path, data)
+        return state.adapter
+    try:
+        vector: Vector = load_file(path)["reference"]
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error}), and the run cannot go on without its reference.") from None
+    return vector
+
+
+def plan_sentences(config: RunConfig, manifest: Manifest, rows: int, steps: int | None, ready: int) -> Iterator[str]:
+    """The arithmetic of the run, and advice, said before the first step."""
+    batch = config.batch
+    unit = "pair" if config.method == "dpo" else "row"
+    leaves = -(-batch.size // batch.micro_size) * batch.grad_accum_steps
+    elements = manifests.size(manifest)
+    length = count(steps, "step") if steps is not None else f"{config.train.max_hours:g} hours"
+    yield (
+        f"{length} of {count(batch.size * batch.grad_accum_steps, unit)} in {count(leaves, 'leaf', 'leaves')}, on "
+        f"{count(ready, 'node')}; {count(rows, unit)} of data; {elements:,} trainable parameters, "
+        f"{4 * elements / 1e6:.1f} MB a partial"
+    )
+    if leaves < ready:
+        yield (
+            f"a step has {count(leaves, 'leaf', 'leaves')} for {count(ready, 'node')}: {ready - leaves} will idle; "
+            f"batch.size = {ready * batch.micro_size} would use all"
+        )
+    if advice := learning_rate_advice(config.method, config.train.learning_rate):
+        yield advice
+
+
+def saved_sentences(state: State) -> Iterator[str]:
+    """What keeping the reference log-probs has saved, said at the end."""
+    if state.references.saved_forwards:
+        yield f"{count(state.references.saved_forwards, 'reference forward')} saved by keeping the log-probs of earlier passes"
+
+
+def count(number: int, one: str, many: str = "") -> str:
+    """'1 row', '8 rows'."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"

@@ -1,0 +1,49 @@
+"""What the comparison scripts build is what both sides can read, and their arithmetic is right."""
+
+import json
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from scripts import bench_preference, compare_trl, toy_preferences
+
+
+@pytest.mark.parametrize("method", ["dpo", "kto"])
+def test_the_toy_is_read_by_mlx_lm_with_its_adapter_and_one_token_per_character(tmp_path: Path, method: str) -> None:
+    from mlx_lm import load
+
+    compare_trl.prepare(tmp_path, method, steps=3)
+    model, tokenizer = load(str(tmp_path / "model"), adapter_path=str(tmp_path / "adapter"))
+    assert model(mx.array([[3, 4, 5]])).dtype == mx.float32
+    rows = [json.loads(line) for line in (tmp_path / "data" / "train.jsonl").read_text().splitlines()]
+    assert len(rows) == compare_trl.ROWS
+    assert compare_trl.ROWS % compare_trl.BATCH == 0
+    for row in rows:
+        for text in (value for value in row.values() if isinstance(value, str)):
+            ids = tokenizer.encode(text, add_special_tokens=False)
+            assert len(ids) == len(text)
+            assert tokenizer.decode(ids) == text
+
+
+def test_the_same_seed_makes_the_same_toy(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        toy_preferences.write_model(tmp_path / name)
+    one, two = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "two"))
+    assert one == two
+
+
+def test_losses_are_compared_relative_and_step_by_step() -> None:
+    ours, theirs = [{"loss": 0.5}, {"loss": 0.11}], [{"loss": 0.5}, {"loss": 0.1}]
+    assert compare_trl.apart(ours, theirs) == pytest.approx([0.0, 0.1])
+    with pytest.raises(SystemExit, match="2 steps and TRL 1"):
+        compare_trl.apart(ours, theirs[:1])
+
+
+def test_the_benchmark_leaves_the_first_step_out_of_later_passes() -> None:
+    ours = [{"seconds": [9.0, 2.0, 2.0, 2.2], "peak_gb": 1.0}]
+    theirs = [{"seconds": [50.0, 4.0, 4.0, 4.4], "peak_gb": 4.0}]
+    measured = bench_preference.summary(ours, theirs)
+    assert measured["mlxdist"]["first_pass_seconds"] == 9.0
+    assert measured["times_faster_from_the_second_pass"] == 2.0
+    assert measured["peak_memory_ratio"] == 0.25
