@@ -83,7 +83,7 @@ def plan_sentences(config: RunConfig, manifest: Manifest, rows: int, steps: int 
     yield (
         f"{length} of {count(batch.size * batch.grad_accum_steps, unit)} in {count(leaves, 'leaf', 'leaves')}, on "
         f"{count(ready, 'node')}; {count(rows, unit)} of data; {elements:,} trainable parameters, "
-        f"{4 * elements / 1e6:.1f} MB a partial"
+        f"{4 * elements / 1e6:.2g} MB a partial"
     )
     if leaves < ready:
         yield (

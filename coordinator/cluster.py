@@ -79,6 +79,7 @@ class Cluster:
     _downloads: dict[tuple[str, int], OutgoingVector] = field(default_factory=dict)
     _adapter: tuple[int, Vector, str] | None = None  # version, values, digest
     _reference: tuple[Vector, str] | None = None
+    _over: bool = False
     _sessions: int = 0
     _streams: int = 0
     _attempts: int = 0
@@ -133,7 +134,8 @@ class Cluster:
         self._admit_uploads()
 
     def goodbye(self, reason: str) -> None:
-        """Tell every node that this run is over for it."""
+        """Tell every node that this run is over for it; nobody is admitted any more."""
+        self._over = True
         for node in self.nodes.values():
             if node.state not in (NodeState.DEAD, NodeState.LEFT):
                 bye = m.Bye(node.life, reason)
@@ -210,6 +212,8 @@ class Cluster:
     # ---- control
 
     def _enlist(self, message: m.Enlist, peer: bytes, now: float) -> None:
+        if self._over:
+            return
         if message.protocol != m.PROTOCOL_VERSION:
             reason = f"{message.name} speaks protocol {message.protocol}, the coordinator {m.PROTOCOL_VERSION}"
             self._send(CONTROL, peer, m.Refuse(f"{reason}: install the same mlxdist on both"))

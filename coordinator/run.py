@@ -153,7 +153,7 @@ def tell(news: NodeNews, report: Reporter, folder: RunFolder) -> None:
         with (folder.logs / f"{news.name}.log").open("a", encoding="utf-8") as log:
             log.write(news.message + "\n")
     else:
-        report.node(news.name, news.state, news.message)
+        report.node(news.name, news.state, "" if news.message == news.state else news.message)
 
 
 @contextmanager

@@ -87,6 +87,8 @@ def train(run: Run, state: State) -> State:
                     extra={name: value for name, value in answer.metrics.items() if name != "loss"},
                 )
             )
+            for name, speed in run.fleet.node_speeds().items():
+                run.report.node_speed(name, speed)
 
             last = state.step == run.total_steps or out_of_time(train_.max_hours, run.clock() - began)
             if run.validation.due(state.step, last):

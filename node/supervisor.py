@@ -141,9 +141,10 @@ class Supervisor:
                     message, _ = decode(frames)
                     self.heard = self.clock()
                     self._handle(message)
-                self._tick()
                 if orphaned.is_set():
                     self._leave(0, "the launcher is gone")
+                if self.exit_code is None:
+                    self._tick()
             return self.exit_code
         finally:
             if self.worker is not None:

@@ -19,6 +19,9 @@ class Silent:
         self.norms.append(report.grad_norm)
         self.reports.append(report)
 
+    def node_speed(self, name: str, tokens_per_second: float) -> None:
+        pass
+
     def due(self, step: int, last: bool) -> bool:
         return False
 
