@@ -1,4 +1,4 @@
-"""Where a run begins: its method, its first state, its reference, and the arithmetic that is said before the first step."""
+"""Where a run begins: its method, its first state, its reference, and what is said before the first step."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,13 +38,14 @@ def method_of(config: RunConfig, rows: Rows, valid: Rows | None) -> Method:
 def first_state(
     config: RunConfig, manifest: Manifest, folder: RunFolder, resume: bool, numerics_id: str, method: Method
 ) -> State:
-    """The saved state, the adapter that the run was given, or a fresh one; `method` then knows its reference log-probs."""
+    """The saved state, the adapter that the run was given, or a fresh one; `method` then knows its references."""
     if resume:
         state, about = load_state(folder)
         if about["numerics_id"] != numerics_id:
+            theirs, ours = about["numerics_id"][:12], numerics_id[:12]
             raise UserError(
-                f"{folder.path} was trained with settings that give other bits (numerics_id {about['numerics_id'][:12]}, "
-                f"now {numerics_id[:12]}): resume it with the configuration in its config.json"
+                f"{folder.path} was trained with settings that give other bits (numerics_id {theirs}, now {ours}): "
+                "resume it with the configuration in its config.json"
             )
         if state.references.train.shape != method.references.train.shape:
             raise UserError(f"{folder.path} was trained on other data: resume it with the same rows")
@@ -97,7 +98,8 @@ def plan_sentences(config: RunConfig, manifest: Manifest, rows: int, steps: int 
 def saved_sentences(state: State) -> Iterator[str]:
     """What keeping the reference log-probs has saved, said at the end."""
     if state.references.saved_forwards:
-        yield f"{count(state.references.saved_forwards, 'reference forward')} saved by keeping the log-probs of earlier passes"
+        saved = count(state.references.saved_forwards, "reference forward")
+        yield f"{saved} saved by keeping the log-probs of earlier passes"
 
 
 def count(number: int, one: str, many: str = "") -> str:

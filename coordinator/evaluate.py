@@ -34,7 +34,7 @@ class Validation:
     clock: Callable[[], float] = time.monotonic
 
     def due(self, step: int, last: bool) -> bool:
-        """Whether the adapter of `step` is evaluated (and saved as a checkpoint): every `eval_every`, and at the end."""
+        """Whether the adapter of `step` is evaluated (and a checkpoint saved): every `eval_every`, and at the end."""
         every = self.config.train.eval_every
         return bool(every) and (last or step % every == 0)
 

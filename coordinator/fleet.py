@@ -1,7 +1,7 @@
-"""The fleet as the training loop sees it: ask for a gradient or scores, get the sum. Behind it, the cluster and a thread.
+"""The fleet as the training loop sees it: ask for a gradient or scores, get the sum. Behind it: the cluster.
 
-One poller thread carries the messages. The caller's thread adds partials up and saves, so that neither a large sum nor a slow
-disk delays a message. Without a thread (`threaded=False`) the caller carries them itself, for tests in one process.
+One poller thread carries the messages. The caller's thread adds partials up and saves, so that neither a large sum nor
+a slow disk delays a message. Without a thread (`threaded=False`) the caller carries them itself, for tests.
 """
 
 import threading
@@ -40,7 +40,7 @@ class Fleet:
         clock: Callable[[], float] = time.monotonic,
         threaded: bool = True,
     ) -> None:
-        """`on_news` is called in the caller's thread while it waits; `watch` may report that a launched process died."""
+        """`on_news` is called in the caller's thread while it waits; `watch` may report a dead process."""
         self._cluster, self._hub, self._clock = cluster, hub, clock
         self._on_news, self._watch = on_news, watch
         self._changed = threading.Condition()
@@ -85,7 +85,9 @@ class Fleet:
         current = self._begin(request)
         total = TreeSum(len(request.leaves), self._add)
         while not (total.done and current.complete):
-            for span, vector in self._wait(lambda: self._cluster.fetch_partials() or ([] if current.complete else None)):
+            for span, vector in self._wait(
+                lambda: self._cluster.fetch_partials() or ([] if current.complete else None)
+            ):
                 total.put(span, vector)
             self._give_back()
         self._lent = total.result

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,9 +30,9 @@ class LocalNodes:
         """Start a supervisor for each node. It leaves when its standard input ends, so it cannot outlive us."""
         for node in nodes:
             with (self.logs / f"{node.name}.log").open("ab") as log:
+                command = [sys.executable, "-m", "mlxdist", "node", "--launched", "--name", node.name]
                 self.processes[node.name] = subprocess.Popen(
-                    [*(keep_awake() if node.caffeinate else []), sys.executable, "-m", "mlxdist", "node", "--launched"]
-                    + ["--connect", f"127.0.0.1:{port}", "--name", node.name],
+                    [*(keep_awake() if node.caffeinate else []), *command, "--connect", f"127.0.0.1:{port}"],
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,
@@ -76,7 +77,5 @@ def ends(process: "subprocess.Popen[bytes]", until: float) -> bool:
 
 def signal_group(group: int, number: signal.Signals) -> None:
     """Signal a process group of ours that may be gone."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(group, number)
-    except ProcessLookupError:
-        pass

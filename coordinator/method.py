@@ -1,4 +1,4 @@
-"""What a training method asks of the fleet and reads out of its answers, and the simplest one. The loop knows no method.
+"""What a training method asks of the fleet and reads out of its answers; the simplest one. The loop knows none.
 
 Shapes: R rows or pairs of the whole step, in row order.
 """

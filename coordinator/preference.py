@@ -114,7 +114,9 @@ class Kto:
         leaves = validation_leaves(self.config, self.valid, limit)
         whole = Step(adapter_version, (tuple(range(limit)),))
         z0 = self._reference_point(fleet, self.valid, whole, adapter_version) if limit > 1 else 0.0
-        policy, ref = (table[:, 0] for table in score_rows(fleet, leaves, adapter_version, self.references.valid[:limit]))
+        policy, ref = (
+            table[:, 0] for table in score_rows(fleet, leaves, adapter_version, self.references.valid[:limit])
+        )
         labels = self._labels(self.valid)[:limit]
         preference = self.config.preference
         with mx.stream(mx.cpu):
@@ -156,7 +158,9 @@ class Kto:
         }
 
 
-def per_leaf(leaves: Iterable[Leaf], columns: Mapping[str, npt.NDArray[np.generic]]) -> dict[int, dict[str, tuple[float, ...]]]:
+def per_leaf(
+    leaves: Iterable[Leaf], columns: Mapping[str, npt.NDArray[np.generic]]
+) -> dict[int, dict[str, tuple[float, ...]]]:
     """Columns [R] cut into each leaf's inputs of the loss."""
     inputs, start = {}, 0
     for leaf in leaves:

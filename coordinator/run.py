@@ -1,4 +1,4 @@
-"""One run from its configuration to its exit code: opens what the loop needs, tells it to the person, closes everything."""
+"""One run from its configuration to its exit code: opens what the loop needs, tells the person, closes it all."""
 
 import signal
 import sys
@@ -99,7 +99,12 @@ def _with_nodes(
         saver = Saver(folder, config, manifest, spec.numerics_id, report)
         write_json(
             folder.config,
-            {**as_json(config), "numerics_id": spec.numerics_id, "promise": promise.kind, "promise_reason": promise.reason},
+            {
+                **as_json(config),
+                "numerics_id": spec.numerics_id,
+                "promise": promise.kind,
+                "promise_reason": promise.reason,
+            },
         )
         plan = begin.plan_sentences(config, manifest, len(dataset.train), steps, ready)
         for sentence in (*dataset.notes, *plan, f"{promise.kind}: {promise.reason}"):

@@ -1,4 +1,4 @@
-"""What --resume needs, in one file so that it is whole or not there: the adapter, AdamW's moments, the cursor, the best."""
+"""What --resume needs, in one file, whole or not there: the adapter, AdamW's moments, the cursor, the best."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -45,7 +45,7 @@ class State:
 
 
 def save_state(run: RunFolder, state: State, identity: dict[str, str]) -> None:
-    """Write the state, with `identity` (numerics_id, manifest hash) beside it. Raises SaveError; the old one is kept then."""
+    """Write the state, with `identity` (numerics_id, manifest hash). Raises SaveError; the old one is kept then."""
     about = {"version": VERSION, "step": state.step, "best": asdict(state.best), "eval_rows": state.eval_rows}
     about |= {"saved_forwards": state.references.saved_forwards, **identity}
     moments, references = state.moments, state.references

@@ -1,6 +1,6 @@
 """The training loop, one page: the story of a run from its first step to its last.
 
-    global batch -> leaves -> the fleet's gradient sums -> one division, one clip, one AdamW step -> the new adapter goes out
+    global batch -> leaves -> the fleet's gradient sums -> one division, one clip, one AdamW step -> the new adapter
 
 Nothing here knows how many nodes there are, or which method it trains.
 """

@@ -57,7 +57,7 @@ class Computer:
     def gradient(
         self, leaf: Leaf, *, step: int, loss: str = "sft", scalars: Mapping[str, float] | None = None, inputs: Inputs
     ) -> tuple[mx.array, RowNumbers]:
-        """The leaf's grad_sum as one flat float32 array in manifest order, and its row numbers (see `Objective.columns`).
+        """The leaf's grad_sum as one flat float32 array in manifest order, and its row numbers (`Objective.columns`).
 
         Raises NonFiniteError, naming the leaf and its rows, when either holds NaN or Inf.
         """
@@ -110,16 +110,14 @@ class Computer:
         return [backward.score(model, batch, head_chunk=chunk, path=path) for batch in batches]
 
     def _reference_score(self, batches: Sequence[MicroBatch]) -> list[mx.array]:
-        """The same under the reference's adapter, in the same widths and head positions; the current one is put back."""
+        """The same under the reference's adapter, in the same widths; the current one is put back."""
         self.use(np.zeros_like(self.adapter) if self.reference is None else self.reference)
         sums = self._score(batches)
         mx.eval(sums)
         self.use(self.adapter)
         return sums
 
-    def _references(
-        self, leaf: Leaf, batches: Sequence[MicroBatch], loss: str, inputs: Inputs
-    ) -> list[mx.array]:
+    def _references(self, leaf: Leaf, batches: Sequence[MicroBatch], loss: str, inputs: Inputs) -> list[mx.array]:
         """The reference log-probs as the loss sees them: those that came with the leaf, the unknown ones computed."""
         names = [name for name in ("reference", "reference_rejected") if name in inputs]
         known = [mx.array(list(inputs[name]), mx.float32) for name in names]

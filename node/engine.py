@@ -64,8 +64,8 @@ class Engine:
     def _load(self, spec: m.RunSpec, progress: Callable[[str], None]) -> LoadedModel:
         if numerics.numerics_id(spec) != spec.numerics_id:
             raise MismatchError(
-                f"this node's mlxdist (rules {numerics.SEMANTICS_VERSION}) would give other bits than the coordinator's: "
-                "install the same mlxdist on both"
+                f"this node's mlxdist (rules {numerics.SEMANTICS_VERSION}) would give other bits than the "
+                "coordinator's: install the same mlxdist on both"
             )
         kept = self._computer
         if kept is not None and _load_key(kept.spec) == _load_key(spec):

@@ -57,7 +57,9 @@ def load(spec: RunSpec, progress: Callable[[str], None]) -> LoadedModel:
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"model {spec.model!r} cannot be loaded: {error}") from error
     if "vision_config" in config or "vision_tower" in dict(model.children()):
-        raise ConfigError(f"model {spec.model!r} ({config.get('model_type')}) has a vision tower: take a text-only conversion")
+        raise ConfigError(
+            f"model {spec.model!r} ({config.get('model_type')}) has a vision tower: take a text-only conversion"
+        )
     progress("hashing the model's files")
     model_hash = hash_model(folder)
     modules = target_modules(model, spec.target_modules, spec.num_layers)
@@ -145,7 +147,7 @@ def hash_model(folder: Path) -> str:
 
 
 def _kl_map(folder: Path) -> dict[str, float]:
-    """Sensitivity by module path from optiq_metadata.json (`per_layer`, formerly below `optimization`); may be empty."""
+    """Sensitivity by module path from optiq_metadata.json (`per_layer`, formerly below `optimization`)."""
     path = folder / "optiq_metadata.json"
     if not path.exists():
         return {}

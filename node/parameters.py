@@ -14,7 +14,9 @@ def trainable(module: nn.Module) -> dict[str, mx.array]:
 
 
 @contextmanager
-def swapped(model: nn.Module, old: Mapping[str, mx.array], names: Sequence[str], new: Sequence[mx.array]) -> Iterator[None]:
+def swapped(
+    model: nn.Module, old: Mapping[str, mx.array], names: Sequence[str], new: Sequence[mx.array]
+) -> Iterator[None]:
     """`model` with the arrays `new` (a gradient's tracers, mostly) under `names`; those in `old` are put back."""
     model.update(tree_unflatten(list(zip(names, new, strict=True))))
     try:

@@ -86,7 +86,9 @@ def record(model: nn.Module, inputs: mx.array, *, segment_size: int = 0, dropout
     return Record(last[0], tuple(results), tuple(layers), borders, given_to, keys)
 
 
-def answer_calls(model: nn.Module, inputs: mx.array, results: Sequence[Any], known: Mapping[Edge, mx.array]) -> mx.array:
+def answer_calls(
+    model: nn.Module, inputs: mx.array, results: Sequence[Any], known: Mapping[Edge, mx.array]
+) -> mx.array:
     """What `model` makes of `inputs` when every layer call is answered from `known`: its own head, and nothing else."""
     calls = 0
 

@@ -36,7 +36,9 @@ def choose_path(model: nn.Module, *, segment_size: int = 0, grad_checkpoint: boo
     try:
         expected = _tiny_gradient(model, Path(picked=False))
     except Exception as error:
-        raise NodeError(f"mlx cannot differentiate this model ({type(model).__module__}): {_in_short(error)}") from error
+        raise NodeError(
+            f"mlx cannot differentiate this model ({type(model).__module__}): {_in_short(error)}"
+        ) from error
     reason = ""
     for path in _candidates(segment_size, grad_checkpoint):
         try:

@@ -177,7 +177,9 @@ class Supervisor:
         if admit.life == self.life:
             return
         self.life, self.beat_seconds = admit.life, admit.beat_seconds
-        if self.worker is not None and (self.worker.process.poll() is not None or admit.environment != self.environment):
+        if self.worker is not None and (
+            self.worker.process.poll() is not None or admit.environment != self.environment
+        ):
             self.worker.stop()
             self.worker = None
         if self.worker is None:

@@ -1,8 +1,8 @@
 """The worker process: holds the model, computes, and talks to the coordinator's data port.
 
-Two threads share a Session: the main one computes (mlx lives there alone), the other carries messages. Nothing waits for
-the network inside an MLX graph: results are evaluated, then handed over. The supervisor starts this process and writes one
-JSON line per admission to its standard input; the end of standard input ends the process.
+Two threads share a Session: the main one computes (mlx lives there alone), the other carries messages. Nothing waits
+for the network inside an MLX graph: results are evaluated, then handed over. The supervisor starts this process and
+writes one JSON line per admission to its standard input; the end of standard input ends the process.
 """
 
 import os

@@ -193,8 +193,8 @@ class Task(Message, frozen=True):
     """Work on the leaves [start, stop) of a step that has `total` of them; their rows follow, one LeafRows each.
 
     `verb`: gradient (one partial per whole subtree comes back) | score (row numbers only).
-    `parameters`: what to score with, current | reference | current+reference, one column each; the reference is the base
-    unless its adapter was sent.
+    `parameters`: what to score with, current | reference | current+reference, one column each; the reference is the
+    base unless its adapter was sent.
     """
 
     life: Life

@@ -1,4 +1,4 @@
-"""Model folders as mlx_lm.load takes them: a tiny random llama, float32 or in mixed 4 and 8 bits, with a word tokenizer."""
+"""Model folders as mlx_lm.load takes them: a tiny random llama, float32 or mixed 4/8-bit, with a tokenizer."""
 
 import json
 from pathlib import Path

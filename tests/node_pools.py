@@ -49,7 +49,18 @@ def start_node(port: int, name: str, logs: Path) -> "subprocess.Popen[bytes]":
     """One node as a person would start it by hand."""
     with (logs / f"{name}.txt").open("wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "mlxdist", "node", "--connect", f"127.0.0.1:{port}", "--name", name, "--wait", "20m"],
+            [
+                sys.executable,
+                "-m",
+                "mlxdist",
+                "node",
+                "--connect",
+                f"127.0.0.1:{port}",
+                "--name",
+                name,
+                "--wait",
+                "20m",
+            ],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -145,7 +145,9 @@ def gone(processes: list[psutil.Process]) -> list[psutil.Process]:
     return psutil.wait_procs(processes, timeout=GONE_SECONDS)[1]
 
 
-def test_an_interrupt_saves_the_last_step_stops_every_node_and_exits_130(model: Path, data: Path, tmp_path: Path) -> None:
+def test_an_interrupt_saves_the_last_step_stops_every_node_and_exits_130(
+    model: Path, data: Path, tmp_path: Path
+) -> None:
     process = start(tmp_path, model=model, data=data, nodes=2)
     read_until(process, r"step 3 of")
     everyone = family(process)

@@ -44,7 +44,9 @@ def rows_of_many_lengths(count: int, seed: int = 0) -> list[Row]:
     rows = [make_row(0, random.integers(0, VOCABULARY, 40).tolist(), 39)]
     for row_id in range(1, count):
         length = int(random.integers(3, 60))
-        rows.append(make_row(row_id, random.integers(0, VOCABULARY, length).tolist(), int(random.integers(0, length - 1))))
+        rows.append(
+            make_row(row_id, random.integers(0, VOCABULARY, length).tolist(), int(random.integers(0, length - 1)))
+        )
     return rows
 
 
