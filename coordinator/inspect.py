@@ -1,4 +1,4 @@
-"""`mlxdist inspect`: reads the data of a run as the run would, and shows what would be trained, cut, left out, refused."""
+"""`mlxdist inspect`: reads data as a run would, and shows what would be trained, cut, left out or refused."""
 
 import json
 from collections.abc import Sequence
@@ -72,7 +72,7 @@ def run_config(path: str, model: str, options: InspectOptions) -> RunConfig:
     method = options.method or guess_method(find(path).train)
     if method not in get_args(Method):
         raise DataError(f"method {method!r} is not known: sft, dpo or kto")
-    order = METHOD_DEFAULTS[method].get("batch.order", "sorted")
+    order: Any = METHOD_DEFAULTS[method].get("batch.order", "sorted")
     batch = replace(BatchConfig(), order=order)
     config = RunConfig(model=model or "none", output=Path("runs"), data=data, batch=batch, method=method)  # type: ignore[arg-type]
     return with_options(config, options)

@@ -6,7 +6,7 @@ Shapes: N rows of a file. Lengths are in tokens, or in characters where there is
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -153,9 +153,9 @@ def histogram(lengths: Sequence[int]) -> list[Bin]:
     low, high, longest = min(lengths), length_that_fits(lengths, 0.99), max(lengths)
     width = max(-(-(high - low + 1) // BINS), 1)
     edges = [*range(low, high + 1, width), high + 1, longest + 1]
-    counted = (sum(start <= length < end for length in lengths) for start, end in zip(edges, edges[1:], strict=False))
-    bins = zip(edges, edges[1:], counted, strict=False)
-    return [Bin(start, end - 1, rows) for start, end, rows in bins if start < end]
+    counted = (sum(start <= length < end for length in lengths) for start, end in pairwise(edges))
+    bins = zip(pairwise(edges), counted, strict=True)
+    return [Bin(start, end - 1, rows) for (start, end), rows in bins if start < end]
 
 
 def batch_facts(data: StoredRows, config: RunConfig) -> BatchFacts:
@@ -188,7 +188,7 @@ def pieces(row: Row, tokenizer: Tokenizer) -> list[Piece]:
     borders = [0, *(np.flatnonzero(np.diff(row.targets)) + 1).tolist(), len(row.ids)]
     return [
         Piece(tokenizer.decode(row.ids[start:end].tolist()), bool(row.targets[start]))
-        for start, end in zip(borders, borders[1:], strict=False)
+        for start, end in pairwise(borders)
         if start < end
     ]
 

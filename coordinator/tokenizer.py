@@ -82,8 +82,8 @@ def hub_tokenizer(hf: Any, eos_ids: Sequence[int] = ()) -> HubTokenizer:
 def load(model: str, chat_template: str = "") -> Any:
     """mlx-lm's tokenizer wrapper of a model folder or hub id, with the end tokens that mlx-lm generates by.
 
-    Of a hub id only the tokenizer's and configuration's files are fetched. `chat_template`: the text of a Jinja template
-    instead of the tokenizer's own. Takes about 2 s. Raises ConfigError naming the model where there is no tokenizer.
+    Of a hub id only the tokenizer's and configuration's files are fetched. `chat_template`: the text of a Jinja
+    template instead of the tokenizer's own. Takes about 2 s. Raises ConfigError naming a model without a tokenizer.
     """
     from mlx_lm.utils import load_config, load_tokenizer
 

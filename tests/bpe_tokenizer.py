@@ -1,4 +1,4 @@
-"""A real byte-level BPE tokenizer with a chat template, trained on a few lines, saved as a model folder without a model."""
+"""A real byte-level BPE tokenizer with a chat template, trained on a few lines, saved as a folder without a model."""
 
 import json
 from pathlib import Path

@@ -97,7 +97,8 @@ def test_every_end_token_of_the_model_counts_as_an_end(model: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("as_file", [False, True])
 def test_a_chat_template_of_ones_own_replaces_the_tokenizers(model: Path, tmp_path: Path, as_file: bool) -> None:
-    text = "{% for m in messages %}[{{ m.role }}]{{ m.content }}</s>{% endfor %}{{ '[assistant]' if add_generation_prompt }}"
+    text = "{% for m in messages %}[{{ m.role }}]{{ m.content }}</s>{% endfor %}"
+    text += "{{ '[assistant]' if add_generation_prompt }}"
     file = tmp_path / "mine.jinja"
     file.write_text(text)
     given = str(file) if as_file else text
@@ -108,7 +109,7 @@ def test_a_chat_template_of_ones_own_replaces_the_tokenizers(model: Path, tmp_pa
 def test_a_template_that_adds_a_thought_to_the_generation_prompt_trains_the_answer(model: Path, tmp_path: Path) -> None:
     text = (
         "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>{% endfor %}"
-        "{% if add_generation_prompt %}<|start|>assistant\n<think>{% if not enable_thinking %}</think>{% endif %}{% endif %}"
+        "{% if add_generation_prompt %}<|start|>assistant\n<think>{{ '' if enable_thinking else '</think>' }}{% endif %}"
     )
     data, encoding = read_rows(model, tmp_path, [{"messages": [USER, YO]}], chat_template=text)
     assert parts(data.train.rows(0)[0], encoding)[1] == "🐎 is an answer<|end|>"

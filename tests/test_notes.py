@@ -12,7 +12,8 @@ def test_too_many_cut_rows_are_refused_with_the_lengths_that_fit(tmp_path: Path)
     rows = texts(*range(11, 111))  # 100 rows of 11 to 110 tokens
     assert refusal(tmp_path, rows, max_length=50) == (
         "60 of 100 rows (60 %) are longer than batch.max_length = 50 tokens and would be cut, more than batch.max_cut "
-        "= 0.1 allows: batch.max_length = 100 fits 90 % of the rows, 109 fits 99 %, 110 fits all; or raise batch.max_cut"
+        "= 0.1 allows: batch.max_length = 100 fits 90 % of the rows, 109 fits 99 %, 110 fits all; "
+        "or raise batch.max_cut"
     )
     data = toy_read(tmp_path, rows, max_length=100)
     assert data.notes[0] == (

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import mlx_lm
 import numpy as np
 import psutil
 import pytest
@@ -18,6 +19,8 @@ from mlxdist.coordinator.config import BatchConfig, DataConfig, LoraConfig, RunC
 from mlxdist.coordinator.run import run
 from tests.model_folder import WORDS, llama_folder
 from tests.node_pools import Pools, node_pools
+from tests.plain_loops import Recipe, Trainer, log_probs
+from tests.plain_model import PlainRow
 
 pytestmark = pytest.mark.slow
 
@@ -92,6 +95,30 @@ def test_saved_adapters_are_byte_identical_for_1_2_3_and_5_nodes(
         assert json.loads((output / "config.json").read_text())["promise"] == "same bits"
     assert len(shas) == 1
     assert len(vals) == 1
+
+
+def test_mlx_lm_loads_what_was_trained_and_finds_the_same_validation_loss(
+    pools: Pools, data: Path, tmp_path: Path
+) -> None:
+    """On a model in mixed 4 and 8 bits, whose adapter has ranks by bits and is saved zero-padded."""
+    model = llama_folder(tmp_path / "mixed", mixed=True)
+    config = configured(model, data, tmp_path / "run", BatchConfig(size=8, micro_size=2))
+    assert run(config, pools.hosts(2), resume=False, environ={}) == 0
+    metrics = json.loads((tmp_path / "run/metrics.json").read_text())
+    assert {name.rpartition(".")[2]: rank for name, rank in metrics["applied_ranks"].items()} == {
+        "down_proj": 8,
+        **dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj"), 4),
+    }
+    loaded, tokenizer, *_ = mlx_lm.load(str(model), adapter_path=str(tmp_path / "run"))
+    rows = []
+    for line in (data / "valid.jsonl").read_text().splitlines():
+        messages = json.loads(line)["messages"]
+        ids = tokenizer.apply_chat_template(messages, return_dict=False)
+        prompt = tokenizer.apply_chat_template(messages[:-1], add_generation_prompt=True, return_dict=False)
+        rows.append(PlainRow(tuple(ids), tuple(int(i >= len(prompt)) for i in range(len(ids)))))
+    sums = log_probs(Trainer(loaded, Recipe()), rows)
+    loss = -sums.sum().item() / sum(sum(row.targets) for row in rows)
+    assert loss == pytest.approx(metrics["final_val_loss"], rel=1e-5)
 
 
 # ---- the command itself
