@@ -18,6 +18,7 @@ class StepReport:
     all_tokens_per_second: float
     seconds: float
     peak_gb: float | None = None  # the highest of any node so far
+    say_memory: bool = False  # train.report_memory: the person wants to read the peak, too
     extra: Mapping[str, float] = field(default_factory=dict)  # TRL's names: rewards/…, logps/…, kl
 
 
@@ -31,6 +32,8 @@ def numbers_phrase(report: StepReport) -> str:
     parts = [f"loss {report.loss:.4f}"]
     if "rewards/accuracies" in report.extra:
         parts.append(f"rewards/accuracies {report.extra['rewards/accuracies']:.2f}")
+    if report.say_memory and report.peak_gb is not None:
+        parts.append(f"peak {report.peak_gb:.2f} GB")
     parts += [rate_phrase(report.tokens_per_second), f"{duration_phrase(report.seconds)} a step"]
     return ", ".join(parts)
 

@@ -83,7 +83,8 @@ def train(run: Run, state: State) -> State:
                     tokens_per_second=tokens / seconds,
                     all_tokens_per_second=all_tokens(answer.leaves) / seconds,
                     seconds=seconds,
-                    peak_gb=run.fleet.peak_gb() if train_.report_memory else None,
+                    peak_gb=run.fleet.peak_gb(),
+                    say_memory=train_.report_memory,
                     extra={name: value for name, value in answer.metrics.items() if name != "loss"},
                 )
             )

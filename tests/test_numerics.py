@@ -74,7 +74,7 @@ def test_the_id_changes_with_the_rules_of_this_version(name: str, monkeypatch: p
 
 
 def test_the_id_is_the_same_in_another_process() -> None:
-    code = "from tests.test_numerics import SPEC; from mlxdist.protocol.numerics import numerics_id; print(numerics_id(SPEC))"
+    code = "from tests.test_numerics import SPEC, numerics_id; print(numerics_id(SPEC))"
     root = Path(__file__).resolve().parent.parent
     environment = {**os.environ, "PYTHONHASHSEED": "77", "PYTHONPATH": str(root)}
     done = subprocess.run(
@@ -99,7 +99,7 @@ def test_a_dropout_key_is_the_first_8_bytes_of_the_hash_of_seed_step_and_leaf() 
         by_hand = int(hashlib.sha256(f"{seed}:{step}:{leaf}".encode("ascii")).hexdigest()[:16], 16)
         assert dropout_key(seed, step, leaf) == by_hand
     # printf '0:1:2' | sha256sum
-    assert dropout_key(0, 1, 2) == 0xF7E2268C77FA2F6C
+    assert dropout_key(0, 1, 2) == 0x75589DEEF412C9BE
 
 
 def test_no_two_leaves_share_a_dropout_key() -> None:
@@ -109,6 +109,10 @@ def test_no_two_leaves_share_a_dropout_key() -> None:
 
 
 # ---- the canary
+
+# Another numpy must draw the same canary, or nodes that agree would seem to differ.
+GOLDEN_IDS = "5d28ba6be1495a25"
+GOLDEN_ADAPTER = "1b60abd5c3c3e238"
 
 
 @pytest.mark.parametrize("max_length", [2, 3, 5, 48, 1024])
@@ -120,8 +124,7 @@ def test_the_canary_is_a_padded_leaf_that_every_model_can_compute(vocabulary: in
     assert len(leaf.rows) == 2
     for row in leaf.rows:
         assert 2 <= len(row.ids) <= width
-        assert 0 <= row.ids.min()
-        assert row.ids.max() < vocabulary
+        assert set(row.ids.tolist()) <= set(range(vocabulary))
         assert row.targets.tolist() == [0] + [1] * (len(row.ids) - 1)
     if max_length > 4:
         assert len(leaf.rows[1].ids) < width
@@ -137,10 +140,6 @@ def test_the_canary_is_the_same_on_every_machine() -> None:
     assert adapter.dtype == np.float32
     assert (adapter != 0).all()
     assert np.abs(adapter).max() <= 0.01
-
-
-GOLDEN_IDS = "?"
-GOLDEN_ADAPTER = "?"
 
 
 # ---- the promise

@@ -1,0 +1,114 @@
+"""Which node gets which leaves: everything once, in order, and never later than it must be."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations_with_replacement
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlxdist.coordinator.assign import MAX_UNITS, assign
+from mlxdist.protocol.tree import Span, subtrees
+
+PARTIAL = 0.01
+
+
+def finish(costs: Sequence[float], speeds: Mapping[str, float], runs: Mapping[str, Span], partial: float) -> float:
+    """Seconds until the last node is done, by the definition."""
+    total = len(costs)
+    return max(
+        sum(costs[run.start : run.stop]) / speeds[name] + partial * len(subtrees(total, run))
+        for name, run in runs.items()
+    )
+
+
+def every_split(total: int, names: Sequence[str]) -> Iterator[dict[str, Span]]:
+    """All contiguous splits in the order of the names; empty runs are left out."""
+    for inner in combinations_with_replacement(range(total + 1), len(names) - 1):
+        edges = (0, *inner, total)
+        yield {name: Span(edges[i], edges[i + 1]) for i, name in enumerate(names) if edges[i] < edges[i + 1]}
+
+
+@st.composite
+def clusters(draw: Callable[..., Any], most_leaves: int, most_nodes: int) -> tuple[list[float], dict[str, float]]:
+    costs = draw(st.lists(st.floats(1, 5000), min_size=1, max_size=most_leaves))
+    speeds = draw(st.lists(st.floats(0.1, 1e5), min_size=1, max_size=most_nodes))
+    # Not in the order of the alphabet: the roster's order is the caller's.
+    return costs, {f"node-{(7 * index) % 11}": speed for index, speed in enumerate(speeds)}
+
+
+@given(clusters(200, 11), st.floats(0, 100))
+def test_every_leaf_is_given_once_in_contiguous_runs_in_the_order_of_the_roster(
+    cluster: tuple[list[float], dict[str, float]], partial: float
+) -> None:
+    costs, speeds = cluster
+    runs = assign(costs, speeds, partial)
+    assert [name for name in speeds if name in runs] == list(runs)
+    assert [leaf for run in runs.values() for leaf in range(run.start, run.stop)] == list(range(len(costs)))
+    assert all(len(run) > 0 for run in runs.values())
+
+
+@settings(max_examples=150)
+@given(clusters(9, 4), st.sampled_from([0.0, PARTIAL, 0.3, 10.0]))
+def test_no_other_split_is_done_earlier(cluster: tuple[list[float], dict[str, float]], partial: float) -> None:
+    costs, speeds = cluster
+    best = min(finish(costs, speeds, split, partial) for split in every_split(len(costs), tuple(speeds)))
+    assert finish(costs, speeds, assign(costs, speeds, partial), partial) <= best * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("nodes", range(1, 10))
+@pytest.mark.parametrize("k", range(5))
+def test_equally_fast_nodes_get_one_whole_subtree_each_of_n_times_a_power_of_two_leaves(nodes: int, k: int) -> None:
+    total = nodes * 2**k
+    speeds = dict.fromkeys((f"node-{index}" for index in range(nodes)), 100.0)
+    runs = list(assign([64.0] * total, speeds, PARTIAL).values())
+    assert [len(run) for run in runs] == [2**k] * nodes
+    assert all(subtrees(total, run) == [run] for run in runs)
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 5, 9])
+@pytest.mark.parametrize("total", [1, 2, 4, 8])
+def test_more_nodes_than_leaves_leave_nodes_out(nodes: int, total: int) -> None:
+    runs = assign([10.0] * total, {f"node-{index}": 5.0 for index in range(nodes)}, PARTIAL)
+    assert len(runs) == min(nodes, total)
+
+
+def test_a_node_that_is_far_too_slow_gets_nothing() -> None:
+    assert assign([10.0] * 4, {"slow": 0.001, "fast": 100.0}, PARTIAL) == {"fast": Span(0, 4)}
+
+
+def test_a_node_twice_as_fast_gets_twice_the_leaves() -> None:
+    runs = assign([10.0] * 12, {"fast": 200.0, "slow": 100.0}, 0.0)
+    assert runs == {"fast": Span(0, 8), "slow": Span(8, 12)}
+
+
+def test_long_leaves_count_by_their_tokens() -> None:
+    runs = assign([800.0, 100.0, 100.0, 100.0, 100.0, 100.0, 100.0, 100.0, 100.0], {"a": 1.0, "b": 1.0}, 0.0)
+    assert runs == {"a": Span(0, 1), "b": Span(1, 9)}
+
+
+def test_balance_is_given_up_where_more_partials_would_cost_more() -> None:
+    # 6 leaves split as 4 + 2 are two subtrees; the even split 3 + 3 needs four, one more each.
+    costs, speeds = [1.0] * 6, {"a": 1.0, "b": 1.0}
+    assert [len(run) for run in assign(costs, speeds, 0.0).values()] == [3, 3]
+    assert {len(run) for run in assign(costs, speeds, 1.5).values()} == {4, 2}
+
+
+def test_equal_splits_take_the_fewer_partials_and_the_same_input_gives_the_same_answer() -> None:
+    costs, speeds = [64.0] * 11, {"a": 7.0, "b": 7.0, "c": 7.0}
+    first = assign(costs, speeds, PARTIAL)
+    assert assign(list(costs), dict(speeds), PARTIAL) == first
+
+
+def test_many_leaves_are_split_at_whole_groups_so_that_partials_stay_few() -> None:
+    total = 1000
+    costs = [float(50 + (37 * index) % 100) for index in range(total)]
+    speeds = {"a": 100.0, "b": 130.0, "c": 90.0}
+    runs = assign(costs, speeds, PARTIAL)
+    group = 32
+    assert -(-total // group) <= MAX_UNITS < -(-total // (group // 2))
+    assert all(run.start % group == 0 for run in runs.values())
+    # No later than the perfect balance by more than one group on the slowest node, and the partials.
+    balanced = sum(costs) / sum(speeds.values())
+    assert finish(costs, speeds, runs, PARTIAL) <= balanced + group * 150 / 90 + PARTIAL * 24
