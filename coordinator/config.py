@@ -163,27 +163,12 @@ LOSSES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 
 
-def _other_source(path: str) -> bool:
-    return bool(path) and not Path(path).is_dir() and not path.endswith(".jsonl")
-
-
 NotYet = Mapping[str, tuple[Callable[[Any], bool], str]]
 
 # Keys, or whole tables, whose feature this version does not have: (whether a given value needs it, the sentence).
 # Delete an entry when its feature lands; nothing else needs to change.
 NOT_YET: NotYet = MappingProxyType(
     {
-        "data.path": (_other_source, "only folders and .jsonl files that exist are read so far"),
-        "data.valid_path": (_other_source, "only folders and .jsonl files that exist are read so far"),
-        "data.valid_fraction": (bool, "put the validation rows into valid.jsonl beside train.jsonl"),
-        "data.columns": (bool, "rename the keys of the rows instead"),
-        "data.train_on": (lambda turns: turns != "last", "only the last assistant turn is trained"),
-        "data.unpair": (bool, "this version trains sft only"),
-        "data.on_bad_row": (lambda what: what == "skip", "mend or remove the faulty rows"),
-        "data.chat_template": (bool, "the tokenizer's own template is used"),
-        "data.chat_template_kwargs": (bool, "the tokenizer's own template is rendered as it is"),
-        "data.max_prompt_length": (bool, "batch.max_length cuts whole rows"),
-        "data.max_completion_length": (bool, "batch.max_length cuts whole rows"),
         "memory.segment_size": (lambda size: size != "auto", "leave it out"),
         "memory.head_chunk": (lambda size: size != "auto", "leave it out"),
         "memory.grad_checkpoint": (bool, "leave it out"),

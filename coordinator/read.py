@@ -69,12 +69,16 @@ def parted(
     fraction = config.data.valid_fraction
     if not len(train.store):
         raise DataError(f"{train.store.name} has no rows to train on")
+    if valid is not None and not len(valid.store):
+        return StoredRows(train.store), None, [f"{valid.store.name} has no rows: there will be no validation."]
     if valid is not None:
         unused = f"Validation rows come from {valid.store.name}; data.valid_fraction keeps none back."
         return StoredRows(train.store), StoredRows(valid.store), [unused] if fraction else []
     if not fraction:
         return StoredRows(train.store), None, []
     rest, kept_back = split(train, fraction, config.batch.seed)
+    if not len(kept_back):
+        return rest, None, ["One row cannot be split: data.valid_fraction keeps none back."]
     said = f"{len(kept_back)} of {len(train.store)} rows are kept back for validation (data.valid_fraction)."
     return rest, kept_back, [said]
 

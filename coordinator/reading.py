@@ -1,9 +1,9 @@
 """From a source to a store: rows checked, drawn up, encoded many at once and kept as arrays, in one stream."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
 from mlxdist.coordinator.encode_pairs import draft_pair
 from mlxdist.coordinator.encode_sft import draft_sft
@@ -14,9 +14,9 @@ from mlxdist.coordinator.rows import RowStore
 from mlxdist.coordinator.shapes import Shaping, mapped, shape_of
 from mlxdist.protocol.errors import DataError
 
-BATCH = 1024  # rows encoded at once: enough for every core of a fast tokenizer
+BATCH_ROWS = 1024  # encoded at once: enough for every core of a fast tokenizer
+BATCH_CHARACTERS = 1 << 20  # the same, where rows are long: their ids are Python lists for a moment
 
-T = TypeVar("T")
 Progress = Callable[[str, float], None]
 
 
@@ -34,29 +34,33 @@ class ReadFile:
 def read_source(source: Source, encoding: Encoding, progress: Progress) -> ReadFile:
     """Every good row of `source` in a store, the others as faults. Raises DataError for a file of mixed shapes.
 
-    Memory: `BATCH` rows as objects at a time, the rest as arrays.
+    Memory: one batch of rows as objects at a time, the rest as arrays.
     """
     config = encoding.config
     shaping = Shaping(config.method, config.data.columns, config.data.unpair)
     store = RowStore(source.name, config.method, config.batch.max_length, encoding.tokenizer.bos_id)
     faults: list[Fault] = []
-    n_rows, first, plain = 0, ("", 0), False
-    for records in batched(source.records(), BATCH):
-        drafts: list[tuple[int, Draft]] = []
-        for record in records:
-            try:
-                fields = fields_of(record, shaping)
-                shape = shape_of(fields, shaping)
-                if not first[0]:
-                    first, plain = (shape, record.line), _is_plain(fields)
-                if shape != first[0]:
-                    raise _mixed(source.name, first, (shape, record.line))
-                drafts.append((record.line, draft(shape, fields, encoding)))
-            except RowError as reason:
-                faults.append(Fault(source.name, record.line, str(reason), reason.length))
-        faults += _finish(drafts, encoding, store)
-        n_rows += len(records)
-        progress(f"reading {source.name}", records[-1].share)
+    waiting: list[tuple[int, Draft]] = []
+    n_rows, n_characters, first, plain = 0, 0, ("", 0), False
+    for record in source.records():
+        n_rows += 1
+        try:
+            fields = fields_of(record, shaping)
+            shape = shape_of(fields, shaping)
+            if not first[0]:
+                first, plain = (shape, record.line), _is_plain(fields)
+            if shape != first[0]:
+                raise _mixed(source.name, first, (shape, record.line))
+            waiting.append((record.line, draft(shape, fields, encoding)))
+            n_characters += sum(map(len, waiting[-1][1].texts))
+        except RowError as reason:
+            faults.append(Fault(source.name, record.line, str(reason), reason.length))
+        if n_rows % BATCH_ROWS == 0 or n_characters >= BATCH_CHARACTERS:
+            faults += _finish(waiting, encoding, store)
+            waiting, n_characters = [], 0
+            progress(f"reading {source.name}", record.share)
+    faults += _finish(waiting, encoding, store)
+    progress(f"reading {source.name}", 1.0)
     return ReadFile(store, tuple(sorted(faults, key=lambda fault: fault.line)), n_rows, first[0], plain)
 
 
@@ -71,13 +75,6 @@ def draft(shape: str, fields: Mapping[str, Any], encoding: Encoding) -> Draft:
     """The texts of a row of any method. Raises RowError."""
     make = draft_sft if encoding.config.method == "sft" else draft_pair
     return make(shape, fields, encoding)
-
-
-def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Lists of `size` items, the last may be short."""
-    rest = iter(items)
-    while batch := list(islice(rest, size)):
-        yield batch
 
 
 def _finish(drafts: list[tuple[int, Draft]], encoding: Encoding, store: RowStore) -> Iterator[Fault]:

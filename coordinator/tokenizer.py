@@ -71,6 +71,9 @@ class HubTokenizer:
 
 def hub_tokenizer(hf: Any, eos_ids: Sequence[int] = ()) -> HubTokenizer:
     """A Hugging Face tokenizer as `Tokenizer`; `eos_ids` are the model's own besides the tokenizer's."""
+    if hf.is_fast:  # a file may ask for both, and rows would be cut and padded without a word
+        hf.backend_tokenizer.no_truncation()
+        hf.backend_tokenizer.no_padding()
     bos, eos = hf.bos_token_id, hf.eos_token_id
     with_special = hf.encode("a", add_special_tokens=True)
     puts_bos = bos is not None and with_special[:1] == [bos] and hf.encode("a", add_special_tokens=False)[:1] != [bos]

@@ -95,6 +95,30 @@ def node(
     sys.exit(code)
 
 
+@app.command()
+def inspect(
+    data: Annotated[str, typer.Argument(help="A folder, a file, a hub id, or a run.toml whose settings then hold.")],
+    model: Annotated[str, typer.Option(help="Whose tokenizer counts; without it, characters are counted.")] = "",
+    method: Annotated[str, typer.Option(help="sft, dpo or kto; default: what the first rows are for.")] = "",
+    max_length: Annotated[int | None, typer.Option(min=2, help="As batch.max_length.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="As batch.size.")] = None,
+    micro_size: Annotated[int | None, typer.Option(min=1, help="As batch.micro_size.")] = None,
+    train_on: Annotated[str | None, typer.Option(help="As data.train_on.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the run.toml.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what is in the data, and what would be trained, cut or dropped; every faulty row as file:line."""
+    from rich.console import Console
+
+    from mlxdist.coordinator.inspect import InspectOptions
+    from mlxdist.coordinator.inspect import inspect as show
+
+    options = InspectOptions(method, max_length, batch_size, micro_size, train_on, set_ or (), as_json=json)
+    sys.exit(show(data, model, options, Console()))
+
+
 def _endpoint(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:

@@ -163,9 +163,12 @@ class Session:
                 raise WireError(f"a worker is not sent {type(message).__name__}")
 
     def _accept_adapter(self, offer: m.VectorOffer) -> None:
-        if offer.kind not in ("adapter", "reference") or offer.elements != self.elements:
+        if offer.kind not in ("adapter", "reference") or offer.stream in self._incoming:
+            raise WireError(f"a worker is not offered the {offer.kind} vector {offer.stream}")
+        if (offer.elements, offer.slice_start, offer.slice_stop) != (self.elements, 0, self.elements):
             raise MismatchError(
-                f"{self.name}: offered a vector of {offer.elements} elements; this model's adapter has {self.elements}"
+                f"{self.name}: offered elements {Span(offer.slice_start, offer.slice_stop)} of a vector of "
+                f"{offer.elements}; this model's adapter has {self.elements}"
             )
         vector = IncomingVector(offer.stream, np.empty(self.elements, np.float32))
         self._incoming[offer.stream] = (offer, vector)
@@ -196,6 +199,8 @@ class Session:
             task = self._assignments[0].task
             adapter = self._adapters.get(task.adapter_version)
             indices = range(task.start, task.stop)
+            if task.adapter_version < max(self._adapters, default=-1):
+                raise WireError(f"a task with adapter version {task.adapter_version}, which was replaced")
             if adapter is None or len(self._assignments[0].leaves) < len(indices):
                 return
             if any(offer.kind == "reference" for offer, _ in self._incoming.values()):

@@ -67,11 +67,15 @@ def test_equally_fast_nodes_get_one_whole_subtree_each_of_n_times_a_power_of_two
     assert all(subtrees(total, run) == [run] for run in runs)
 
 
-@pytest.mark.parametrize("nodes", [2, 3, 5, 9])
-@pytest.mark.parametrize("total", [1, 2, 4, 8])
+@pytest.mark.parametrize(("nodes", "total"), [(2, 1), (3, 2), (5, 1), (5, 4), (9, 8), (9, 3)])
 def test_more_nodes_than_leaves_leave_nodes_out(nodes: int, total: int) -> None:
     runs = assign([10.0] * total, {f"node-{index}": 5.0 for index in range(nodes)}, PARTIAL)
-    assert len(runs) == min(nodes, total)
+    assert [len(run) for run in runs.values()] == [1] * total
+
+
+def test_a_node_that_could_not_make_the_step_shorter_is_spared_a_partial() -> None:
+    runs = assign([10.0] * 4, {"a": 5.0, "b": 5.0, "c": 5.0}, PARTIAL)
+    assert [len(run) for run in runs.values()] == [2, 2]
 
 
 def test_a_node_that_is_far_too_slow_gets_nothing() -> None:

@@ -1,5 +1,6 @@
 """With a real tokenizer, read as mlx-lm reads it: seams, special tokens, cut characters, templates of one's own."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from mlxdist.coordinator.dataset import Dataset, encode_sft_row, read, tokenize_pair
 from mlxdist.coordinator.encoding import Encoding
 from mlxdist.coordinator.read import encoding_of
+from mlxdist.coordinator.tokenizer import HubTokenizer
 from mlxdist.protocol.leaves import Row
 from tests.bpe_tokenizer import save_tokenizer
 from tests.data_toys import toy_config, write_rows
@@ -109,7 +111,8 @@ def test_a_chat_template_of_ones_own_replaces_the_tokenizers(model: Path, tmp_pa
 def test_a_template_that_adds_a_thought_to_the_generation_prompt_trains_the_answer(model: Path, tmp_path: Path) -> None:
     text = (
         "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>{% endfor %}"
-        "{% if add_generation_prompt %}<|start|>assistant\n<think>{{ '' if enable_thinking else '</think>' }}{% endif %}"
+        "{% if add_generation_prompt %}<|start|>assistant\n<think>{{ '' if enable_thinking else '</think>' }}"
+        "{% endif %}"
     )
     data, encoding = read_rows(model, tmp_path, [{"messages": [USER, YO]}], chat_template=text)
     assert parts(data.train.rows(0)[0], encoding)[1] == "🐎 is an answer<|end|>"
@@ -127,3 +130,28 @@ def test_a_tokenizer_without_a_template_still_takes_texts(tmp_path: Path) -> Non
     data, encoding = read_rows(model, tmp_path, [{"prompt": "the", "completion": " fox"}])
     assert encoding.template.apply is None
     assert not any("chat template" in note for note in data.notes)
+
+
+def test_a_tokenizer_file_that_asks_for_truncation_or_padding_is_not_obeyed(tmp_path: Path) -> None:
+    model = save_tokenizer(tmp_path / "cutting")
+    file = model / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
+    content["padding"] = {
+        **{"strategy": {"Fixed": 64}, "direction": "Right", "pad_to_multiple_of": None},
+        **{"pad_id": 0, "pad_type_id": 0, "pad_token": "<|end|>"},
+    }
+    file.write_text(json.dumps(content))
+    data, encoding = read_rows(model, tmp_path, [{"text": "the quick brown fox jumps"}, {"text": "the fox"}])
+    assert [parts(data.train.rows(index)[0], encoding) for index in (0, 1)] == [
+        ("the", " quick brown fox jumps<|end|>"),
+        ("the", " fox<|end|>"),
+    ]
+
+
+@pytest.mark.parametrize("text", ["the quick fox", "<|start|>user\n🐎<|end|>", "", "  two  spaces \n\n", "é e\u0301"])
+def test_encoding_past_the_wrapper_is_what_the_tokenizer_encodes(model: Path, text: str) -> None:
+    tokenizer = encoding_for(model).tokenizer
+    assert isinstance(tokenizer, HubTokenizer)
+    assert tokenizer.encode(text) == tokenizer.hf.encode(text, add_special_tokens=False)
+    assert tokenizer.encode_batch([text, "a"]) == [tokenizer.encode(text), tokenizer.encode("a")]

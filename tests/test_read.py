@@ -1,6 +1,8 @@
 """What is read, refused and said before a model is loaded."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from mlxdist.coordinator.dataset import read
 from mlxdist.coordinator.read import read_splits
 from mlxdist.coordinator.sources import find
 from mlxdist.protocol.errors import ConfigError, DataError
-from tests.data_toys import all_shown, refusal, texts, toy_config, toy_encoding, toy_read, write_rows
+from tests.data_toys import ToyTokenizer, all_shown, refusal, texts, toy_config, toy_encoding, toy_read, write_rows
 
 
 def test_the_first_ten_faults_are_shown_together_in_the_order_of_their_lines(tmp_path: Path) -> None:
@@ -113,14 +115,44 @@ def test_a_valid_file_stands_above_valid_fraction(tmp_path: Path) -> None:
     assert "Validation rows come from valid.jsonl; data.valid_fraction keeps none back." in data.notes
 
 
+def test_one_row_is_never_split_away_and_an_empty_validation_is_said(tmp_path: Path) -> None:
+    data = toy_read(tmp_path, texts(5), valid_fraction=0.9)
+    assert (len(data.train), data.valid) == (1, None)
+    assert "One row cannot be split: data.valid_fraction keeps none back." in data.notes
+    valid = write_rows(tmp_path / "valid.jsonl", [{"text": 5}])
+    data = toy_read(tmp_path, texts(5), valid_path=str(valid), on_bad_row="skip")
+    assert data.valid is None
+    assert "valid.jsonl has no rows: there will be no validation." in data.notes
+
+
 def test_progress_names_the_file_and_ends_at_one(tmp_path: Path) -> None:
     config = toy_config(write_rows(tmp_path / "train.jsonl", texts(*[4] * 2500)))
     seen: list[tuple[str, float]] = []
-    read_splits(
-        find(config.data.path), toy_encoding(config), progress=lambda message, share: seen.append((message, share))
-    )
+    read_splits(find(config.data.path), toy_encoding(config), progress=lambda *event: seen.append(event))
     assert [message for message, _ in seen] == ["reading train.jsonl"] * 3
     assert [round(share, 2) for _, share in seen] == [0.41, 0.82, 1.0]
+
+
+@dataclass(frozen=True)
+class WatchedTokenizer(ToyTokenizer):
+    """Notes how many texts and characters it is given at once."""
+
+    calls: list[tuple[int, int]] = field(default_factory=list)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        self.calls.append((len(texts), sum(map(len, texts))))
+        return super().encode_batch(texts)
+
+
+@pytest.mark.parametrize(("rows", "length"), [(3000, 2), (8, 300_000)])
+def test_rows_are_encoded_in_batches_that_neither_many_nor_long_rows_make_large(
+    tmp_path: Path, rows: int, length: int
+) -> None:
+    watched = WatchedTokenizer(pieces={})
+    data = toy_read(tmp_path, texts(*[length] * rows), tokenizer=watched, max_cut=1.0)
+    assert len(data.train) == rows
+    assert max(count for count, _ in watched.calls) <= 1024
+    assert max(characters for _, characters in watched.calls) <= 2**20 + length
 
 
 def test_the_digest_of_the_data_is_the_same_for_the_same_rows_only(tmp_path: Path) -> None:

@@ -1,0 +1,259 @@
+"""Measure the reading of data on this machine: speed and memory against `datasets.map`, padding against mlx-lm.
+
+    pip install 'mlxdist[data]'
+    python scripts/bench_data.py --model models/SmolLM2-135M-Instruct
+    python scripts/bench_data.py --model models/SmolLM2-135M-Instruct --padding data/gsm8k-sft/train.jsonl --rows 0
+
+The synthetic rows are chats of random words. Every way of reading them renders a row with the chat template and finds
+where its answer begins, so that all do the same work; each runs in a process of its own, twice, and the faster run
+counts. Without the library datasets only ours is measured. Prints JSON; docs/benchmarks.md explains it.
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+RUNS = 2
+WORDS = (
+    "the",
+    "a",
+    "of",
+    "and",
+    "in",
+    "is",
+    "it",
+    "you",
+    "that",
+    "was",
+    "for",
+    "on",
+    "are",
+    "with",
+    "they",
+    "from",
+    "this",
+)
+
+
+def main() -> None:
+    """Measure what was asked for and print it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="folder with a tokenizer and a chat template")
+    parser.add_argument("--rows", type=int, default=100_000, help="synthetic chat rows; 0 leaves this part out")
+    parser.add_argument("--padding", type=Path, help="a .jsonl file of messages: the padding of both trainers' batches")
+    parser.add_argument("--batch", type=int, default=8, help="rows per batch and leaf for --padding")
+    parser.add_argument("--max-length", type=int, default=1024)
+    parser.add_argument("--way", choices=list(WAYS), help=argparse.SUPPRESS)  # one measurement, in its own process
+    parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.way:
+        print(json.dumps(measured(WAYS[given.way], given)))
+        return
+    result: dict[str, Any] = {"machine": machine(), "model": given.model}
+    if given.rows:
+        result["tokenising"] = tokenising(given)
+    if given.padding:
+        result["padding"] = padding_of_both(given)
+    print(json.dumps(result, indent=2))
+
+
+def machine() -> dict[str, Any]:
+    """Where and with what this was measured."""
+    names = ("mlx-lm", "transformers", "tokenizers", "datasets")
+    versions = {name: version(name) for name in names if find_spec(name.replace("-", "_"))}
+    return {"system": platform.platform(), "cores": os.cpu_count(), "python": platform.python_version(), **versions}
+
+
+def tokenising(given: argparse.Namespace) -> dict[str, Any]:
+    """Rows per second and peak memory of every way."""
+    ways = [way for way in WAYS if way == "ours" or find_spec("datasets")]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "train.jsonl"
+        write_synthetic(file, given.rows)
+        results: dict[str, Any] = {"rows": given.rows, "file_mb": round(file.stat().st_size / 1e6, 1)}
+        for _ in range(RUNS):  # the ways alternate, so that a busy minute does not fall on one alone
+            for way in ways:
+                run = apart(way, file, given)
+                if way not in results or run["rows_per_second"] > results[way]["rows_per_second"]:
+                    results[way] = run
+    if "datasets_map" in results:
+        results["ratio"] = round(results["ours"]["rows_per_second"] / results["datasets_map"]["rows_per_second"], 2)
+    return results
+
+
+def apart(way: str, file: Path, given: argparse.Namespace) -> dict[str, Any]:
+    """One way of reading `file`, measured in a process of its own."""
+    words = [sys.executable, __file__, "--model", given.model, "--way", way, "--file", str(file)]
+    with tempfile.TemporaryDirectory() as cache:
+        env = {**os.environ, "HF_DATASETS_CACHE": cache}
+        done = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True, env=env)
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def measured(
+    read: Callable[[argparse.Namespace], tuple[Callable[[], int], dict[str, Any]]], given: argparse.Namespace
+) -> dict[str, Any]:
+    """Seconds and peak memory of one way; loading the tokenizer does not count."""
+    work, extra = read(given)
+    before = peak_mb()
+    start = time.perf_counter()
+    n_rows = work()
+    seconds = time.perf_counter() - start
+    return {
+        "rows_per_second": round(n_rows / seconds, 1),
+        "seconds": round(seconds, 2),
+        "peak_mb": round(peak_mb(), 1),
+        "peak_mb_before": round(before, 1),
+        **extra,
+    }
+
+
+def peak_mb() -> float:
+    """The most memory that this process had so far; Linux counts in KiB, macOS in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6
+
+
+def ours(given: argparse.Namespace) -> tuple[Callable[[], int], dict[str, Any]]:
+    """`mlxdist.coordinator.read`."""
+    from mlxdist.coordinator.config import BatchConfig, DataConfig, RunConfig
+    from mlxdist.coordinator.read import encoding_of, read_splits
+    from mlxdist.coordinator.sources import find
+
+    data = DataConfig(path=str(given.file))
+    config = RunConfig(model=given.model, output=Path("runs"), data=data, batch=BatchConfig(max_cut=1.0))
+    encoding = encoding_of(config)
+    extra: dict[str, Any] = {}
+
+    def work() -> int:
+        rows = read_splits(find(config.data.path), encoding, progress=lambda message, share: None).train
+        extra["tokens"] = int(rows.lengths.sum())
+        return len(rows)
+
+    return work, extra
+
+
+def datasets_map(given: argparse.Namespace) -> tuple[Callable[[], int], dict[str, Any]]:
+    """`datasets.map`, a row at a time, as TRL prepares conversations."""
+    return with_datasets(given, batched=False)
+
+
+def datasets_map_batched(given: argparse.Namespace) -> tuple[Callable[[], int], dict[str, Any]]:
+    """`datasets.map` over batches of 1000 rows, each encoded at once."""
+    return with_datasets(given, batched=True)
+
+
+def with_datasets(given: argparse.Namespace, *, batched: bool) -> tuple[Callable[[], int], dict[str, Any]]:
+    """The same rows, template and tokenizer through the library datasets."""
+    import datasets
+    from transformers import AutoTokenizer
+
+    datasets.disable_progress_bars()
+    tokenizer = AutoTokenizer.from_pretrained(given.model)
+    extra: dict[str, Any] = {}
+
+    def texts(messages: list[dict[str, str]]) -> tuple[str, str]:
+        whole = tokenizer.apply_chat_template(messages, tokenize=False)
+        prompt = tokenizer.apply_chat_template(messages[:-1], tokenize=False, add_generation_prompt=True)
+        return whole, prompt
+
+    def masked(ids: list[int], prompt: list[int]) -> dict[str, list[int]]:
+        start = len(prompt) if ids[: len(prompt)] == prompt else 0
+        return {"input_ids": ids, "completion_mask": [0] * start + [1] * (len(ids) - start)}
+
+    def one(row: dict[str, Any]) -> dict[str, list[int]]:
+        ids, prompt = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts(row["messages"]))
+        return masked(ids, prompt)
+
+    def many(rows: dict[str, Any]) -> dict[str, list[list[int]]]:
+        both = [texts(messages) for messages in rows["messages"]]
+        ids = tokenizer([whole for whole, _ in both], add_special_tokens=False)["input_ids"]
+        prompts = tokenizer([prompt for _, prompt in both], add_special_tokens=False)["input_ids"]
+        done = [masked(*each) for each in zip(ids, prompts, strict=True)]
+        return {key: [each[key] for each in done] for key in ("input_ids", "completion_mask")}
+
+    def work() -> int:
+        rows = datasets.load_dataset("json", data_files=str(given.file), split="train")
+        if batched:
+            mapped = rows.map(many, batched=True, remove_columns=["messages"])
+        else:
+            mapped = rows.map(one, remove_columns=["messages"])
+        return len(mapped)
+
+    return work, extra
+
+
+WAYS: dict[str, Callable[[argparse.Namespace], tuple[Callable[[], int], dict[str, Any]]]] = {
+    "ours": ours,
+    "datasets_map": datasets_map,
+    "datasets_map_batched": datasets_map_batched,
+}
+
+
+def write_synthetic(file: Path, n_rows: int) -> None:
+    """Chats of two to six turns of random words, the same ones each time."""
+    draw = random.Random(0)
+    with file.open("w", encoding="utf-8") as out:
+        for _ in range(n_rows):
+            turns = [
+                {
+                    "role": "user" if place % 2 == 0 else "assistant",
+                    "content": " ".join(draw.choices(WORDS, k=draw.randint(5, 40))),
+                }
+                for place in range(2 * draw.randint(1, 3))
+            ]
+            out.write(json.dumps({"messages": turns}) + "\n")
+
+
+def padding_of_both(given: argparse.Namespace) -> dict[str, Any]:
+    """The part of each trainer's places that hold no token, over one pass with the same rows per batch."""
+    from itertools import islice
+
+    from mlx_lm.tuner.datasets import CacheDataset, ChatDataset
+    from mlx_lm.tuner.trainer import iterate_batches
+
+    from mlxdist.coordinator.config import BatchConfig, DataConfig, RunConfig
+    from mlxdist.coordinator.inspect_facts import padding
+    from mlxdist.coordinator.leaves import cut
+    from mlxdist.coordinator.order import steps, steps_per_pass
+    from mlxdist.coordinator.read import read
+    from mlxdist.coordinator.tokenizer import load
+
+    results: dict[str, Any] = {"file": given.padding.name, "rows_per_batch": given.batch}
+    for name, micro_size in (("ours", given.batch), ("ours_micro_size_1", 1)):
+        batch = BatchConfig(size=given.batch, micro_size=micro_size, max_length=given.max_length, max_cut=1.0)
+        data = DataConfig(path=str(given.padding))
+        rows = read(
+            RunConfig(model=given.model, output=Path("runs"), data=data, batch=batch), progress=lambda *_: None
+        ).train
+        order = islice(steps(rows.lengths.tolist(), batch, "sft"), steps_per_pass(len(rows), batch, "sft"))
+        results[name] = round(
+            padding(leaf for step in order for leaf in cut(step, rows, micro_size, given.max_length, "sft")), 4
+        )
+    chats = [json.loads(line) for line in given.padding.read_text(encoding="utf-8").splitlines() if line.strip()]
+    theirs = CacheDataset(ChatDataset(chats, load(given.model), mask_prompt=True))
+    places = tokens = 0
+    for ids, spans in iterate_batches(theirs, given.batch, given.max_length, seed=0):
+        places += ids.size
+        tokens += int(spans[:, 1].sum())
+    results["mlx_lm_iterate_batches"] = round((places - tokens) / places, 4)
+    return results
+
+
+if __name__ == "__main__":
+    main()
