@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from mlxdist.protocol.errors import StaleError
 from mlxdist.protocol.leaves import Leaf
+from mlxdist.protocol.states import STEP_TRANSITIONS, StepEvent, StepState, advance
 from mlxdist.protocol.tree import Span, subtrees
 from mlxdist.protocol.vectors import Vector
 
@@ -48,6 +49,7 @@ class Round:
     request: Request
     attempt: int
     assignment: Mapping[str, Span]
+    begun: StepState = StepState.COMPUTING
     answers: dict[int, RowNumbers] = field(default_factory=dict)
     missing: set[Span] = field(default_factory=set)  # subtrees whose partial has not come
     partials: list[tuple[Span, Vector]] = field(default_factory=list)  # come, not yet fetched by the loop
@@ -56,6 +58,14 @@ class Round:
         if self.request.verb == "gradient":
             total = len(self.request.leaves)
             self.missing = {span for run in self.assignment.values() for span in subtrees(total, run)}
+
+    @property
+    def state(self) -> StepState:
+        """Where the step is on its way."""
+        if not self.complete:
+            return self.begun
+        event = StepEvent.SCORES_IN if self.request.verb == "score" else StepEvent.PARTIALS_IN
+        return advance(STEP_TRANSITIONS, self.begun, event)
 
     def check(self, name: str, step: int, attempt: int, adapter_version: int, span: Span) -> None:
         """Raise StaleError when an answer belongs to another step, attempt, adapter version or node."""
@@ -100,3 +110,14 @@ class Round:
     def numbers_in_row_order(self) -> Sequence[RowNumbers]:
         """The answers of all leaves, by leaf."""
         return [self.answers[index] for index in range(len(self.request.leaves))]
+
+
+def begin_round(before: Round | None, request: Request, attempt: int, assignment: Mapping[str, Span]) -> Round:
+    """The round of a request. Raises ValueError where its step has no place for it, such as a second gradient."""
+    same = before is not None and (before.request.step, before.request.adapter_version) == (
+        request.step,
+        request.adapter_version,
+    )
+    state = before.state if before is not None and same else StepState.PLANNED
+    event = StepEvent.SCORE_BEGUN if request.verb == "score" else StepEvent.GRADIENT_BEGUN
+    return Round(request, attempt, assignment, advance(STEP_TRANSITIONS, state, event))
