@@ -99,7 +99,7 @@ def saved_sentences(state: State) -> Iterator[str]:
     """What keeping the reference log-probs has saved, said at the end."""
     if state.references.saved_forwards:
         saved = count(state.references.saved_forwards, "reference forward")
-        yield f"{saved} saved by keeping the log-probs of earlier passes"
+        yield f"{saved} saved by keeping the log-probs of rows seen before"
 
 
 def count(number: int, one: str, many: str = "") -> str:

@@ -45,6 +45,9 @@ class Method(Protocol):
     def evaluate(self, fleet: Fleet, limit: int, adapter_version: int) -> Metrics:
         """The metrics of the first `limit` validation rows."""
 
+    def advice(self, metrics: Metrics) -> str | None:
+        """What a person should know of a run that took such a step, once; None: nothing, or it was said."""
+
 
 @dataclass
 class Sft:
@@ -68,6 +71,10 @@ class Sft:
         leaves = validation_leaves(self.config, self.valid, limit)
         numbers = joined(fleet.score(Request("score", adapter_version, adapter_version, leaves)))
         return sft_metrics(-numbers[:, 0], supervised_tokens(leaves))
+
+    def advice(self, metrics: Metrics) -> str | None:
+        """Nothing."""
+        return None
 
 
 def rows_of(step: Step) -> list[int]:

@@ -3,13 +3,15 @@
 Shapes: R rows or pairs of the whole step, in row order.
 """
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from mlxdist.coordinator.advice import collapse_advice
 from mlxdist.coordinator.config import RunConfig
 from mlxdist.coordinator.fleet import Fleet
 from mlxdist.coordinator.leaves import cut, cut_kl
@@ -19,6 +21,7 @@ from mlxdist.coordinator.references import References
 from mlxdist.coordinator.rounds import Request
 from mlxdist.coordinator.rows import PairedRows, Rows
 from mlxdist.coordinator.step_metrics import Metrics, dpo_metrics, kto_metrics
+from mlxdist.protocol.errors import NonFiniteError
 from mlxdist.protocol.leaves import Leaf
 from mlxdist.protocol.losses import PER_TOKEN_MEAN, REFERENCE_POINT
 from mlxdist.protocol.objectives import dpo_losses, kto_losses, reference_point
@@ -34,6 +37,7 @@ class Dpo:
     rows: Rows
     valid: Rows | None
     references: References
+    _advised: bool = False
 
     def gradient(self, fleet: Fleet, step: Step, adapter_version: int) -> StepAnswer:
         """One round: a pair's reference log-probs are computed with its gradient at its first visit."""
@@ -47,6 +51,7 @@ class Dpo:
         grad_sum, answers = fleet.gradient(request)
         numbers = joined(answers)
         self.references.keep(order, numbers[:, 3:5])
+        self.references.saved_forwards += forwards_saved(inputs)
         losses, chosen, rejected, ref_chosen, ref_rejected = numbers.T
         metrics = dpo_metrics(chosen, rejected, ref_chosen, ref_rejected, losses, beta=self.config.preference.beta)
         return StepAnswer(grad_sum, len(order), metrics, leaves)
@@ -54,7 +59,7 @@ class Dpo:
     def evaluate(self, fleet: Fleet, limit: int, adapter_version: int) -> Metrics:
         """Loss, rewards and log-probs over the pairs."""
         leaves = validation_leaves(self.config, self.valid, limit)
-        policy, ref = score_rows(fleet, leaves, adapter_version, self.references.valid[:limit])
+        policy, ref = score_rows(fleet, leaves, adapter_version, self.references, limit)
         counts = np.array([row.targets.sum() for leaf in leaves for row in leaf.rows], np.float32).reshape(-1, 2)
         if self._loss in PER_TOKEN_MEAN:
             policy, ref = policy / counts, ref / counts
@@ -71,6 +76,12 @@ class Dpo:
             )
         beta = self.config.preference.beta
         return dpo_metrics(chosen, rejected, ref_chosen, ref_rejected, np.array(losses), beta=beta)
+
+    def advice(self, metrics: Metrics) -> str | None:
+        """The first time: that the rewards collapse."""
+        advice = None if self._advised else collapse_advice(metrics)
+        self._advised |= advice is not None
+        return advice
 
     @property
     def _loss(self) -> str:
@@ -104,6 +115,7 @@ class Kto:
         grad_sum, answers = fleet.gradient(request)
         numbers = joined(answers)
         self.references.keep(order, numbers[:, 2:3])
+        self.references.saved_forwards += forwards_saved(inputs)
         losses, policy, ref = numbers.T
         metrics = kto_metrics(policy, ref, labels, losses, z0, beta=self.config.preference.beta)
         return StepAnswer(grad_sum, len(order), metrics, leaves)
@@ -114,9 +126,7 @@ class Kto:
         leaves = validation_leaves(self.config, self.valid, limit)
         whole = Step(adapter_version, (tuple(range(limit)),))
         z0 = self._reference_point(fleet, self.valid, whole, adapter_version) if limit > 1 else 0.0
-        policy, ref = (
-            table[:, 0] for table in score_rows(fleet, leaves, adapter_version, self.references.valid[:limit])
-        )
+        policy, ref = (table[:, 0] for table in score_rows(fleet, leaves, adapter_version, self.references, limit))
         labels = self._labels(self.valid)[:limit]
         preference = self.config.preference
         with mx.stream(mx.cpu):
@@ -132,13 +142,23 @@ class Kto:
             )
         return kto_metrics(policy, ref, labels, np.array(losses), z0, beta=preference.beta)
 
+    def advice(self, metrics: Metrics) -> str | None:
+        """Nothing: where the desirable rows became unlikely, their loss is near 1, and nobody takes that for a win."""
+        return None
+
     def _reference_point(self, fleet: Fleet, rows: PairedRows, step: Step, adapter_version: int) -> float:
         if self._loss not in REFERENCE_POINT:
             return 0.0
         leaves = cut_kl(step, rows, self.config.batch.micro_size, self.config.batch.max_length)
         request = Request("score", step.number, adapter_version, leaves, parameters="current+reference")
-        numbers = joined(fleet.score(request))
-        return reference_point(numbers[:, 0], numbers[:, 1])
+        scores = fleet.score(request)
+        for leaf, numbers in zip(leaves, scores, strict=True):
+            if not np.isfinite(numbers).all():
+                named = ", ".join(str(row.row_id) for row in leaf.rows)
+                raise NonFiniteError(
+                    f"NaN or Inf in the KL pairs of step {step.number}, leaf {leaf.index}, rows {named}"
+                )
+        return reference_point(*joined(scores).T)
 
     def _labels(self, rows: Rows) -> npt.NDArray[np.uint8]:
         assert rows.labels is not None
@@ -170,15 +190,26 @@ def per_leaf(
     return inputs
 
 
-def score_rows(fleet: Fleet, leaves: tuple[Leaf, ...], adapter_version: int, known: Numbers) -> tuple[Numbers, Numbers]:
-    """The policy's and the reference's log-prob sums of validation rows, [R, branches] each.
+def forwards_saved(inputs: Mapping[int, Mapping[str, Sequence[float]]]) -> int:
+    """The forwards of rows that a step did without: those of leaves all of whose reference log-probs are known."""
+    leaves = [[value for name in REFERENCES for value in leaf.get(name, ())] for leaf in inputs.values()]
+    return sum(len(values) for values in leaves if not any(map(math.isnan, values)))
 
-    `known` [R, branches] is a part of the table, which is filled at the first time.
+
+def score_rows(
+    fleet: Fleet, leaves: tuple[Leaf, ...], adapter_version: int, references: References, limit: int
+) -> tuple[Numbers, Numbers]:
+    """The policy's and the reference's log-prob sums of the first `limit` validation rows, [R, branches] each.
+
+    The table of the validation rows is filled at the first time.
     """
-    fresh = bool(np.isnan(known).any())
-    parameters = "current+reference" if fresh else "current"
+    known = references.valid[:limit]
+    unknown = np.isnan(known)
+    parameters = "current+reference" if unknown.any() else "current"
     numbers = joined(fleet.score(Request("score", adapter_version, adapter_version, leaves, parameters=parameters)))
     branches = known.shape[1]
-    if fresh:
-        known[:] = numbers[:, branches:]
+    if unknown.any():
+        known[:] = np.where(unknown, numbers[:, branches:], known)
+    else:
+        references.saved_forwards += known.size
     return numbers[:, :branches], known

@@ -114,10 +114,12 @@ class Round:
 
 def begin_round(before: Round | None, request: Request, attempt: int, assignment: Mapping[str, Span]) -> Round:
     """The round of a request. Raises ValueError where its step has no place for it, such as a second gradient."""
-    same = before is not None and (before.request.step, before.request.adapter_version) == (
-        request.step,
-        request.adapter_version,
-    )
-    state = before.state if before is not None and same else StepState.PLANNED
+    state = before.state if before is not None and _goes_on(before.request, request) else StepState.PLANNED
     event = StepEvent.SCORE_BEGUN if request.verb == "score" else StepEvent.GRADIENT_BEGUN
     return Round(request, attempt, assignment, advance(STEP_TRANSITIONS, state, event))
+
+
+def _goes_on(before: Request, request: Request) -> bool:
+    """Whether both are of one step. Scores after scores are not: so asks an evaluation, as often as it likes."""
+    same = (before.step, before.adapter_version) == (request.step, request.adapter_version)
+    return same and not before.verb == request.verb == "score"

@@ -88,6 +88,8 @@ def train(run: Run, state: State) -> State:
                     extra={name: value for name, value in answer.metrics.items() if name != "loss"},
                 )
             )
+            if advice := run.method.advice(answer.metrics):
+                run.report.note(advice)
             for name, speed in run.fleet.node_speeds().items():
                 run.report.node_speed(name, speed)
 

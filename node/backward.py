@@ -14,15 +14,15 @@ import mlx.nn as nn
 import numpy.typing as npt
 
 from mlxdist.node.checkpoint import checkpointed
-from mlxdist.node.picks import Picks, picks_of
 from mlxdist.node.dropout import dropout_off
+from mlxdist.node.picks import Picks, picks_of
 from mlxdist.node.segments import OnFinal, segmented_gradient
 from mlxdist.node.whole import Loss, score_rows, whole_gradient
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Rows of one width, numpy or mlx arrays. `targets[b, i]` is the token after `inputs[b, i]`; it counts where `mask` is 1."""
+    """Rows of one width, numpy or mlx arrays: `targets[b, i]` follows `inputs[b, i]` and counts where the mask is 1."""
 
     inputs: npt.ArrayLike  # int32 [B, L]
     targets: npt.ArrayLike  # int32 [B, L]
@@ -67,7 +67,8 @@ def gradient(
         head_chunk: positions of the head computed at a time.
         path: from `choose_path`.
         dropout_key: seeds this leaf's dropout; None leaves the random state alone.
-        on_final: called with names and gradients as they become final, top layer first; on the whole graph once, at the end.
+        on_final: called with names and gradients as they become final, top layer first; on the whole graph once, at
+            the end.
     """
     model.train()
     if dropout_key is not None:

@@ -39,7 +39,7 @@ def _hands_on_key(call: Call) -> Call:
 
 
 def _draws_from_key(call: Call) -> Call:
-    """Inside the checkpoint: both runs draw from that state. mx.checkpoint alone would drop other elements on the second."""
+    """Inside the checkpoint: both runs draw from that state; mx.checkpoint alone drops other elements on the second."""
 
     def seeded(layer: nn.Module, *args: Any, dropout_key: int, **kwargs: Any) -> Any:
         mx.random.seed(dropout_key)

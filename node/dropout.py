@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -11,7 +12,8 @@ DROPOUTS = (nn.Dropout, nn.Dropout2d, nn.Dropout3d)
 
 def random_key() -> int:
     """The state of mlx's random numbers as the seed that gives it: `mx.random.seed(random_key())` changes nothing."""
-    high, low = mx.random.state[0].tolist()
+    state: Any = mx.random.state  # the stubs call it an object
+    high, low = state[0].tolist()
     return int(high) << 32 | int(low)
 
 

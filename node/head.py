@@ -1,8 +1,8 @@
 """The model's own head, on the positions that count and on nothing else.
 
-After the layers a model has its norm, its (tied) output matrix, scaling, softcaps. None of it is written again here: the
-model runs once more on the picked positions with every layer call answered from what was recorded. So a prompt of 4,000
-tokens with an answer of 50 costs 50 rows of logits.
+After the layers a model has its norm, its (tied) output matrix, scaling, softcaps. None of it is written again here:
+the model runs once more on the picked positions with every layer call answered from what was recorded. So a prompt of
+4,000 tokens with an answer of 50 costs 50 rows of logits.
 
 Shapes: B rows, L positions, P picked positions of the flattened B * L, p those of a chunk, D hidden size, V vocabulary.
 """

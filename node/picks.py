@@ -50,7 +50,7 @@ def picks_of(inputs: npt.ArrayLike, targets: npt.ArrayLike, mask: npt.ArrayLike)
 
 
 def check_vocabulary(picks: Picks, vocabulary: int) -> None:
-    """Raise `DataError` for a token id without a row in the model's output: mlx would read past the matrix in silence."""
+    """Raise `DataError` for a token id that the model's output has no row for: mlx would read past the matrix."""
     if picks.largest >= vocabulary:
         raise DataError(
             f"Token id {picks.largest} is outside of the model's vocabulary of {vocabulary}: the tokenizer is not this "

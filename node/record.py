@@ -1,8 +1,8 @@
 """A model's forward recorded at its layer calls, and run again with some of the calls answered from the record.
 
 A layer call is known by its number in the order of the calls, an array that a call returned by (call, place in its
-result). What crosses from one segment of calls into a later one is a *border*: always the first array of a segment's last
-call, and whatever else a later layer is given (keys and values that gemma3n and gemma4 share, for instance).
+result). What crosses from one segment of calls into a later one is a *border*: always the first array of a segment's
+last call, and whatever else a later layer is given (keys and values that gemma3n and gemma4 share, for instance).
 
 Shapes: B rows, L positions, D hidden size.
 """
@@ -34,7 +34,7 @@ class Record:
 
 
 def record(model: nn.Module, inputs: mx.array, *, segment_size: int = 0, dropout: bool = False) -> Record:
-    """Run `model` on `inputs` [B, L]. Nothing is evaluated here, so what nobody keeps is never computed, the head included.
+    """Run `model` on `inputs` [B, L]. Nothing is evaluated here: what nobody keeps, the head too, is never computed.
 
     Args:
         model: any mlx-lm model.
@@ -104,7 +104,7 @@ def answer_calls(
     return logits
 
 
-class _SegmentDone(Exception):
+class _SegmentDone(Exception):  # noqa: N818 - a way out, no error
     """Leaves the model after a segment's last call."""
 
 

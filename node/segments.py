@@ -9,6 +9,7 @@ Shapes: B rows, L positions, P picked positions, D hidden size.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -21,6 +22,7 @@ from mlxdist.node.record import Edge, Record, record, run_segment
 from mlxdist.node.structure import UnsupportedError
 from mlxdist.node.whole import Loss
 
+Key = TypeVar("Key")
 OnFinal = Callable[[list[str], dict[str, mx.array]], None]  # (names, their gradients), evaluated and final
 
 
@@ -85,7 +87,7 @@ def segmented_gradient(
 
 
 def _forward(model: nn.Module, parameters: dict[str, mx.array], picks: Picks, segment_size: int) -> Pass:
-    """Step (i). The record is built first and computed afterwards, border by border, so that each frees what it passed."""
+    """Step (i). The record is built first and computed afterwards, border by border: each frees what it passed."""
 
     def build(*values: mx.array) -> Record:
         with swapped(model, parameters, list(parameters), values):
@@ -157,11 +159,14 @@ def _backward(model: nn.Module, plan: Plan, one: Pass, segment: int, gradients: 
     # Only the gradients are kept: the outputs beside them would hold the whole graph.
     found = mx.vjp(run, primals, [one.pulls.pop(edge) for edge in received])[1]
     del primals
-    for store, key, value in [(gradients, name, g) for name, g in zip(names, found, strict=False)] + [
-        (one.pulls, edge, g) for edge, g in zip(below, found[len(names) :], strict=True)
-    ]:
-        store[key] = store[key] + value if key in store else value
+    _add(gradients, names, found[: len(names)])
+    _add(one.pulls, below, found[len(names) :])
     del found
     mx.eval(gradients, one.pulls)
     lower = {edge for s, edges in seen.crossing.items() if s < segment for edge in edges}
     seen.borders = {edge: border for edge, border in seen.borders.items() if edge in lower}
+
+
+def _add(store: dict[Key, mx.array], keys: Sequence[Key], values: Sequence[mx.array]) -> None:
+    for key, value in zip(keys, values, strict=True):
+        store[key] = store[key] + value if key in store else value

@@ -1,7 +1,7 @@
 """Which path a model's gradient takes: the one asked for when it agrees with plain autograd on a tiny batch.
 
-No list of architectures is kept. Whatever mlx-lm loads is tried, and a model that works differently is found here, before
-training time is spent, and takes the nearest path that agrees.
+No list of architectures is kept. Whatever mlx-lm loads is tried, and a model that works differently is found here,
+before training time is spent, and takes the nearest path that agrees.
 """
 
 import math
@@ -39,33 +39,37 @@ def choose_path(model: nn.Module, *, segment_size: int = 0, grad_checkpoint: boo
         raise NodeError(
             f"mlx cannot differentiate this model ({type(model).__module__}): {_in_short(error)}"
         ) from error
-    reason = ""
+    asked, why = next(_candidates(segment_size, grad_checkpoint)), ""
     for path in _candidates(segment_size, grad_checkpoint):
         try:
             difference = _distance(expected, _tiny_gradient(model, path))
         except Exception as error:  # whatever a stranger's model raises when it is called in another way
-            reason = reason or _reason(path, _in_short(error))
+            why = why or _in_short(error)
             continue
         if difference <= TOLERANCE[_coarsest(model)] or not _finite(expected):
-            return replace(path, reason=reason)
-        reason = reason or _reason(path, f"its gradient differs from plain autograd by {difference:.1e}")
-    return Path(picked=False, reason=reason)
+            return replace(path, reason=_reason(asked, path, why) if why else "")
+        why = why or f"its gradient differs from plain autograd by {difference:.1e}"
+    return Path(picked=False, reason=_reason(asked, Path(picked=False), why))
 
 
 def _candidates(segment_size: int, grad_checkpoint: bool) -> Iterator[Path]:
-    little_memory = grad_checkpoint or segment_size > 0
+    """What was asked for, then what takes more and more memory."""
     if segment_size:
         yield Path(segment_size=segment_size)
-    yield Path(checkpoint=little_memory)
-    yield Path(picked=False, checkpoint=little_memory)
+    if segment_size or grad_checkpoint:
+        yield Path(checkpoint=True)
+        yield Path(checkpoint=True, picked=False)
+    yield Path()
+    yield Path(picked=False)
 
 
-def _reason(path: Path, why: str) -> str:
-    if path.segment_size:
-        return f"This model cannot be trained in segments ({why}); mlx-lm's grad_checkpoint is used instead."
-    if path.picked:
-        return f"This model's head cannot run on picked positions ({why}); it runs on all, which takes more memory."
-    return f"This model does not work with grad_checkpoint ({why}); all its activations are kept."
+def _reason(asked: Path, taken: Path, why: str) -> str:
+    cannot = "be trained in segments" if asked.segment_size else "be trained with grad_checkpoint"
+    instead = "mlx-lm's grad_checkpoint is used" if taken.checkpoint else "all activations are kept"
+    head = "" if taken.picked else "its head runs on all positions, not only on those that count"
+    if not asked.segment_size and taken.checkpoint == asked.checkpoint:
+        return f"This model's head cannot run on picked positions ({why}): {head}."
+    return f"This model cannot {cannot} ({why}): {' and '.join(filter(None, (instead, head)))}."
 
 
 def _in_short(error: Exception) -> str:
@@ -116,7 +120,7 @@ def _distance(expected: dict[str, mx.array], got: dict[str, mx.array]) -> float:
 
 def _relative(expected: list[mx.array], got: list[mx.array]) -> float:
     def squares(arrays: list[mx.array]) -> float:
-        return math.fsum(mx.square(array.astype(mx.float32)).sum().item() for array in arrays)
+        return math.fsum(float(np.square(np.asarray(array.astype(mx.float32), np.float64)).sum()) for array in arrays)
 
     size, away = squares(expected), squares([a - b for a, b in zip(expected, got, strict=True)])
     if not math.isfinite(size) or not math.isfinite(away):
@@ -130,5 +134,5 @@ def _finite(gradient: dict[str, mx.array]) -> bool:
 
 
 def _coarsest(model: nn.Module) -> mx.Dtype:
-    types = {value.dtype for _, value in tree_flatten(model.parameters())}
+    types = {value.dtype for value in dict(tree_flatten(model.parameters())).values()}
     return next((kind for kind in (mx.bfloat16, mx.float16) if kind in types), mx.float32)

@@ -1,7 +1,8 @@
 """Watching the layers of a model at work, without knowing the model.
 
-Python looks up `layer(x)` on the class, so a tap replaces `__call__` of the classes of `model.layers`. It is process-wide
-while it is open: a lock lets one thread in, and leaving restores each class exactly, an inherited `__call__` included.
+Python looks up `layer(x)` on the class, so a tap replaces `__call__` of the classes of `model.layers`. It is
+process-wide while it is open: a lock lets one thread in, and leaving restores each class exactly, an inherited
+`__call__` included.
 """
 
 import threading
@@ -26,14 +27,14 @@ def replaced_calls(classes: Iterable[type], wrap: Callable[[Call], Call]) -> Ite
         wrapped = {cls: wrap(cls.__call__) for cls in before}
         try:
             for cls, call in wrapped.items():
-                cls.__call__ = call  # type: ignore[operator]
+                cls.__call__ = call  # type: ignore[method-assign]
             yield
         finally:
             for cls, own in before.items():
                 if own is not None:
-                    cls.__call__ = own  # type: ignore[operator]
+                    cls.__call__ = own  # type: ignore[method-assign]
                 elif "__call__" in cls.__dict__:
-                    del cls.__call__  # type: ignore[operator]
+                    del cls.__call__
 
 
 @contextmanager

@@ -78,6 +78,8 @@ def _chained_head(
 
 def _full_head(model: nn.Module, picks: Picks) -> mx.array:
     """Log-probs [P] out of the logits of every position: for models whose head cannot run alone."""
+    if not picks.total:
+        return mx.zeros(0)
     logits = model(picks.inputs)
     check_vocabulary(picks, logits.shape[-1])
     flat = logits.reshape(-1, logits.shape[-1])

@@ -80,15 +80,27 @@ class Carrier:
                     message, payload = decode(frames)
                     with self.changed:
                         self.session.handle(message, payload)
-                with self.changed:
-                    unsent.extend(encode(*outgoing) for outgoing in self.session.take_outgoing())
-                    self.changed.notify_all()
-                while unsent and self.link.send(unsent[0]):
-                    unsent.popleft()
+                    self._send(unsent)  # the credit for a block leaves before the next block is looked at
+                self._send(unsent)
         except Exception as error:  # handed to the main thread, which raises it
             self.error = error
             with self.changed:
                 self.changed.notify_all()
+
+    def _send(self, unsent: deque[Frames]) -> None:
+        """Send what there is, one message at a time: a block travels while the next one is hashed."""
+        outgoing = self.session.take_outgoing()
+        while True:
+            with self.changed:
+                message = next(outgoing, None)
+                if message is None:
+                    self.changed.notify_all()
+            if message is not None:
+                unsent.append(encode(*message))
+            while unsent and self.link.send(unsent[0]):
+                unsent.popleft()
+            if message is None:
+                return
 
 
 def serve(order: Order, orders: "queue.Queue[Order]", engine: "Engine") -> Finish | None:

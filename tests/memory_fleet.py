@@ -29,6 +29,7 @@ class MemoryNode:
     control: MemoryLink = field(init=False)
     data: MemoryLink | None = None
     session: Session | None = None
+    heard: list[m.Message] = field(default_factory=list)  # on the data connection, from the first on
 
     def __post_init__(self) -> None:
         self.control = self.hub.connect(CONTROL, self.name.encode())
@@ -45,19 +46,41 @@ class MemoryNode:
         if self.session is None or self.data is None:
             return
         for frames in self.data.receive(0):
-            self.session.handle(*decode(frames))
+            message, payload = decode(frames)
+            self.heard.append(message)
+            self.session.handle(message, payload)
         while self.session.work:
             self.engine.perform(self.session.work.popleft(), self.session, self.session.say, self.session.offer_partial)
         for message, payload in self.session.take_outgoing():
             self.data.send(encode(message, payload))
 
 
+@dataclass
+class MemoryNodes:
+    """The nodes of a fleet; another one may join at any time."""
+
+    hub: MemoryHub
+    nodes: list[MemoryNode] = field(default_factory=list)
+
+    def join(self, engine: Engine) -> MemoryNode:
+        """A new node, which enlists when the hub waits next."""
+        self.nodes.append(MemoryNode(f"node-{len(self.nodes)}", self.hub, engine))
+        return self.nodes[-1]
+
+    def work(self) -> None:
+        """Let every node do what it has to do."""
+        for node in self.nodes:
+            node.work()
+
+
 @contextmanager
-def memory_fleet(config: RunConfig, engines: Sequence[Engine]) -> Iterator[Fleet]:
-    """A fleet with one node per engine; an engine keeps its model from one fleet to the next."""
+def memory_cluster(config: RunConfig, engines: Sequence[Engine]) -> Iterator[tuple[Fleet, MemoryNodes]]:
+    """A fleet with one node per engine, and the nodes; an engine keeps its model from one fleet to the next."""
     hub = MemoryHub()
-    nodes = [MemoryNode(f"node-{index}", hub, engine) for index, engine in enumerate(engines)]
-    hub.run = lambda: [node.work() for node in nodes] and None
+    nodes = MemoryNodes(hub)
+    for engine in engines:
+        nodes.join(engine)
+    hub.run = nodes.work
     rules = Rules(
         run="test",
         incarnation=1,
@@ -70,9 +93,16 @@ def memory_fleet(config: RunConfig, engines: Sequence[Engine]) -> Iterator[Fleet
     )
     fleet = Fleet(Cluster(rules), hub, clock=lambda: 0.0, threaded=False)
     try:
-        yield fleet
+        yield fleet, nodes
     finally:
         fleet.close("the test is over")
+
+
+@contextmanager
+def memory_fleet(config: RunConfig, engines: Sequence[Engine]) -> Iterator[Fleet]:
+    """The fleet of `memory_cluster` alone."""
+    with memory_cluster(config, engines) as (fleet, _):
+        yield fleet
 
 
 @dataclass(frozen=True)

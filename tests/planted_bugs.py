@@ -89,12 +89,14 @@ BUGS = {
 }
 
 
-def assert_same_training(ours: Sequence[PlainStep], plain: Sequence[PlainStep], relative: float = 1e-5) -> None:
+def assert_same_training(
+    ours: Sequence[PlainStep], plain: Sequence[PlainStep], relative: float = 1e-5, *, norm: float | None = None
+) -> None:
     """Every metric, the norm before clipping and the adapter agree at every step.
 
-    Metrics to `relative` of their size or of 1, whichever is larger. The adapter to `relative` in the 2-norm, and each
-    tensor to ten times that: AdamW divides every element by its own size, so that the rounding of one whose gradient is
-    almost 0 comes out as large as its update.
+    Metrics to `relative` (the norm to `norm`, where given) of their size or of 1, whichever is larger. The adapter to
+    `relative` in the 2-norm, and each tensor to ten times that: AdamW divides every element by its own size, so that
+    the rounding of one whose gradient is almost 0 comes out as large as its update.
     """
     assert len(ours) == len(plain), f"{len(ours)} steps against {len(plain)}"
     for number, (left, right) in enumerate(zip(ours, plain, strict=True), start=1):
@@ -102,8 +104,8 @@ def assert_same_training(ours: Sequence[PlainStep], plain: Sequence[PlainStep], 
         assert not names, f"step {number}: metrics {names} on one side"
         for name, expected in (*right.metrics.items(), ("grad_norm", right.grad_norm)):
             found = left.grad_norm if name == "grad_norm" else left.metrics[name]
-            off = abs(found - expected)
-            assert off <= relative * max(abs(expected), 1.0), f"step {number}: {name} {found} against {expected}"
+            off, allowed = abs(found - expected), norm if norm and name == "grad_norm" else relative
+            assert off <= allowed * max(abs(expected), 1.0), f"step {number}: {name} {found} against {expected}"
         tensors = left.adapter.keys() ^ right.adapter.keys()
         assert not tensors, f"step {number}: tensors {tensors} on one side"
         apart = {name: _norm(left.adapter[name] - right.adapter[name]) for name in right.adapter}

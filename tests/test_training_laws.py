@@ -20,17 +20,12 @@ from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol.leaves import Row
 from tests import plain_model
 from tests.memory_fleet import ListRows, make_row, memory_fleet
-from tests.model_folder import VOCABULARY, llama_folder
+from tests.model_folder import VOCABULARY
 from tests.plain_loops import Recipe, plain_sft
 from tests.plain_loops import Trainer as PlainTrainer
 from tests.silent import Silent
 
 Trainer = Callable[..., tuple[State, Silent]]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return llama_folder(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
