@@ -109,13 +109,21 @@ def train_there(folder: Path, method: str, steps: int, trl_python: str, *, plant
     return json.loads(answer.read_text())
 
 
-def apart(ours: Steps, theirs: Steps, name: str = "loss") -> list[float]:
-    """The relative difference of a metric at every step that both have."""
+def apart(ours: Steps, theirs: Steps) -> list[float]:
+    """The relative difference of the losses at every step."""
     if len(ours) != len(theirs):
         raise SystemExit(f"mlxdist took {len(ours)} steps and TRL {len(theirs)}")
-    return [
-        abs(left[name] - right[name]) / max(abs(right[name]), 1e-12) for left, right in zip(ours, theirs, strict=True)
-    ]
+    return [abs(left["loss"] - right["loss"]) / abs(right["loss"]) for left, right in zip(ours, theirs, strict=True)]
+
+
+def largest_gaps(ours: Steps, theirs: Steps) -> dict[str, float]:
+    """Every other metric that both report: the largest difference over all steps, relative to its size or to 1."""
+    gaps: dict[str, float] = {}
+    for left, right in zip(ours, theirs, strict=True):
+        for name in sorted(left.keys() & right.keys() - {"loss", "learning_rate", "step"}):
+            off = abs(left[name] - right[name]) / max(abs(right[name]), 1.0)
+            gaps[name] = max(gaps.get(name, 0.0), off)
+    return gaps
 
 
 def main() -> None:
@@ -126,7 +134,8 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--json", type=Path, help="write every step's numbers there")
     arguments = parser.parse_args()
-    record: dict[str, Any] = {"mlxdist": version("mlxdist"), "mlx": version("mlx"), "mlx-lm": version("mlx-lm")}
+    ours_versions = {name: version(name) for name in ("mlxdist", "mlx", "mlx-lm")}
+    record: dict[str, Any] = {**ours_versions}
     agreed = True
     for method in ("dpo", "kto"):
         with tempfile.TemporaryDirectory() as scratch:
@@ -146,8 +155,11 @@ def main() -> None:
             )
             print(f"  {step:4} {here:12.7f} {there:12.7f} {off[step - 1]:7.0e} {bug:22.7f} {planted[step - 1]:7.0e}")
         print(f"  largest over all steps: {max(off):.1e}; with the planted bug {max(planted):.1e}")
+        gaps = largest_gaps(ours, right["steps"])
+        print("  other metrics: " + ", ".join(f"{name} {gap:.0e}" for name, gap in gaps.items()))
         agreed = agreed and max(off) <= TOLERANCE < max(planted)
         record |= {method: {"ours": ours, "trl": right["steps"], "planted": wrong["steps"]}, "trl": right["versions"]}
+    print("\n" + ", ".join(f"{name} {number}" for name, number in {**right["versions"], **ours_versions}.items()))
     if arguments.json:
         arguments.json.write_text(json.dumps(record))
     sys.exit(0 if agreed else 1)

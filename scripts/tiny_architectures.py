@@ -4,8 +4,9 @@
 what one architecture needs besides. Used by the tests and by scripts/check_architectures.py.
 """
 
-import dataclasses
 import importlib
+import importlib.util
+import pathlib
 import pkgutil
 from collections.abc import Iterator
 from typing import Any
@@ -258,11 +259,24 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "gpt_neox": {"rotary_emb_base": 10000, "rotary_pct": 0.5},
     "gpt_oss": {"layer_types": FULL_AND_SLIDING},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * (LAYERS // 2)},
-    "hunyuan": {"use_mixed_mlp_moe": True, "use_cla": True, "cla_share_factor": 2, "rope_scaling": {"type": "dynamic", "factor": 1.0, "alpha": 1.0}},
+    "hunyuan": {
+        "use_mixed_mlp_moe": True,
+        "use_cla": True,
+        "cla_share_factor": 2,
+        "rope_scaling": {"type": "dynamic", "factor": 1.0, "alpha": 1.0},
+    },
     "hunyuan_v1_dense": {"rope_scaling": {"type": "dynamic", "factor": 1.0, "alpha": 1.0}},
     "jamba": {"attn_layer_offset": 1, "attn_layer_period": 2, "expert_layer_offset": 1, "expert_layer_period": 2},
     "kimi_k25": {"text_config": {"model_type": "deepseek_v3"}},
-    "kimi_k3": {"text_config": {**KIMI_LINEAR, "attn_res_block_size": 2, "routed_expert_hidden_size": 16, "activation_situ_beta": 1.0, "activation_situ_linear_beta": 1.0}},
+    "kimi_k3": {
+        "text_config": {
+            **KIMI_LINEAR,
+            "attn_res_block_size": 2,
+            "routed_expert_hidden_size": 16,
+            "activation_situ_beta": 1.0,
+            "activation_situ_linear_beta": 1.0,
+        }
+    },
     "kimi_linear": KIMI_LINEAR,
     "kimi_vl": {"text_config": {"model_type": "deepseek_v3"}},
     "lfm2": LFM2,
@@ -339,8 +353,7 @@ def architectures() -> Iterator[str]:
 
     for found in sorted(pkgutil.iter_modules(mlx_lm.models.__path__), key=lambda found: found.name):
         source = importlib.util.find_spec(f"mlx_lm.models.{found.name}")
-        assert source is not None and source.loader is not None
-        text = source.loader.get_source(source.name)  # type: ignore[attr-defined]
+        text = pathlib.Path(str(source and source.origin)).read_text()
         if "\nclass Model(" in text:
             yield found.name
 

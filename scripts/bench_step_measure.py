@@ -1,0 +1,194 @@
+"""The measurement of scripts/bench_step.py: turns, passes, counting, and what comes out of it as one dictionary."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from mlxdist.coordinator import adapter as adapters
+from mlxdist.coordinator.config_load import load as load_config
+from mlxdist.coordinator.optimize import no_moments
+from mlxdist.coordinator.order import Step
+from mlxdist.coordinator.order import steps as order_steps
+from mlxdist.coordinator.read import read
+from mlxdist.coordinator.spec import run_spec
+from mlxdist.node import model as models
+from mlxdist.node.compute import Computer
+from mlxdist.protocol import manifest as manifests
+from scripts.bench_step_sides import (
+    Gradient,
+    Theirs,
+    Training,
+    in_one_process,
+    one_node,
+    over_the_wire,
+    say,
+    targets_of,
+    their_data,
+    train_theirs,
+)
+
+GEMM_SIZE = 1024
+WIRE_TIMES = 4  # pairs of the second measurement for one of the first
+FORMULA = (
+    "sum over rows of t (4 P + 6 A) + 12 t^2 D L, plus 4 s V D: t tokens into the layers, P their matrix parameters, "
+    "A LoRA parameters, D hidden size, L layers, s positions in the head, V vocabulary; frozen matrices cost 2 forward "
+    "and 2 backward, LoRA 2 and 4, attention counts its full square"
+)
+
+
+def gemm_gflops(repeat: int = 5) -> float:
+    """The best float32 matrix product of this moment, in 10^9 operations a second."""
+    a, b = (mx.random.normal((GEMM_SIZE, GEMM_SIZE), key=mx.random.key(seed)) for seed in (1, 2))
+    mx.eval(a, b, a @ b)
+    seconds = []
+    for _ in range(repeat):
+        began = time.perf_counter()
+        mx.eval(a @ b)
+        seconds.append(time.perf_counter() - began)
+    return 2e-9 * GEMM_SIZE**3 / min(seconds)
+
+
+def flops_of(loaded: models.LoadedModel) -> Callable[[Sequence[int], int], float]:
+    """FORMULA for this model, a function of the tokens of each row and the positions in the head."""
+    layers = [layer for layer in loaded.model.layers if layer is not None]
+    matrices = 0
+    for layer in layers:
+        for _, module in layer.named_modules():
+            if isinstance(module, nn.Linear | nn.QuantizedLinear):
+                packed = 32 // module.bits if isinstance(module, nn.QuantizedLinear) else 1
+                matrices += module.weight.size * packed
+    lora, hidden = manifests.size(loaded.manifest), loaded.model.args.hidden_size
+
+    def flops(rows: Sequence[int], positions: int) -> float:
+        through = sum(t * (4 * matrices + 6 * lora) + 12 * t * t * hidden * len(layers) for t in rows)
+        return float(through + 4 * positions * loaded.vocab_size * hidden)
+
+    return flops
+
+
+def pairs_of(values: Sequence[float], steps: int) -> list[float]:
+    """Sums over each pass but the first."""
+    return [sum(values[start : start + steps]) for start in range(steps, len(values), steps)]
+
+
+@dataclass(frozen=True)
+class Side:
+    """What one trainer did: seconds of the passes that count, and the last pass's targets, operations and mean loss."""
+
+    passes: list[float]
+    targets: int
+    computed: float
+    loss: float
+
+    def figures(self, steps: int, needed: float, peak: float) -> dict[str, float]:
+        """By the median pass; `needed` are the operations of a pass without padding or unused logits."""
+        seconds = statistics.median(self.passes)
+        return {
+            "supervised_tokens_per_second": self.targets / seconds,
+            "step_seconds": seconds / steps,
+            "needed_share_of_gemm_peak": needed / seconds / peak / 1e9,
+            "computed_share_of_gemm_peak": self.computed / seconds / peak / 1e9,
+            "targets_per_pass": self.targets,
+            "loss_in_the_last_pass": self.loss,
+        }
+
+
+def measure(folder: Path, lines: Sequence[str], steps: int, pairs: int) -> dict[str, Any]:
+    """Everything, in one run; `folder` holds run.toml and the rows, `steps` make a pass."""
+    config = load_config(folder / "run.toml")
+    dataset = read(config, progress=lambda what, share: None).train
+    rows = [dataset.rows(index)[0] for index in range(len(dataset))]
+    data = their_data(config, lines, rows)
+    loaded = models.load(run_spec(config), say)
+    first = adapters.draw(loaded.manifest, config.batch.seed)
+    loaded.use({name: mx.array(part) for name, part in manifests.split(loaded.manifest, first).items()})
+    ours = Training(config, dataset, first, no_moments(len(first)))
+    upcoming = order_steps(dataset.lengths.tolist(), config.batch, "sft")
+    seconds: list[float] = []
+    losses: list[float] = []
+    peaks: list[float] = []
+    with one_node(config, folder) as fleet:
+        wire = over_the_wire(fleet)
+
+        def turn() -> None:
+            if len(seconds) % steps == 0:
+                say(f"pass {len(seconds) // steps} of {pairs}" + ("" if seconds else ", to warm up"))
+                peaks.append(gemm_gflops())
+            took, loss, *after = ours.compute(next(upcoming), wire)
+            ours.advance(*after)
+            seconds.append(took)
+            losses.append(loss)
+
+        theirs = train_theirs(loaded.model, data, config, steps * (pairs + 1), folder, turn)
+        say("the same step over the wire and in one process")
+        last_pass = list(islice(upcoming, steps))
+        shortest = min(last_pass, key=lambda step: int(dataset.lengths[list(step.windows[0])].sum()))
+        alone = in_one_process(Computer(loaded, run_spec(config)))
+        overhead = measure_wire(ours, shortest, WIRE_TIMES * pairs, wire, alone)
+    peaks.append(gemm_gflops())
+
+    targets = sum(int(row.targets.sum()) for row in rows)
+    flops = flops_of(loaded)
+    leaves = [leaf for step in last_pass for leaf in ours.leaves(step)]
+    widths = [leaf.widths[0] - 1 for leaf in leaves for _ in leaf.rows]
+    mine = Side(pairs_of(seconds, steps), targets_of(leaves), flops(widths, targets), sum(losses[-steps:]) / targets)
+    its = side_of(theirs, steps, flops)
+    if not its.targets == mine.targets == targets:
+        raise SystemExit(f"of {targets} targets, mlxdist trained {mine.targets} in a pass and mlx-lm {its.targets}")
+    ratios = [right / left for left, right in zip(mine.passes, its.passes, strict=True)]
+    lengths = [len(row.ids) for row in rows]
+    needed, peak = flops([length - 1 for length in lengths], targets), max(peaks)
+    return {
+        "ratio": statistics.median(ratios),
+        "ratio_by_pair": ratios,
+        "mlxdist": mine.figures(steps, needed, peak),
+        "mlx_lm": its.figures(steps, needed, peak),
+        "wire": overhead,
+        "gemm_peak_gflops": peak,
+        "flops": FORMULA,
+        "rows": len(rows),
+        "row_tokens": {"shortest": min(lengths), "median": statistics.median(lengths), "longest": max(lengths)},
+        "trainable_parameters": len(first),
+    }
+
+
+def side_of(theirs: Theirs, steps: int, flops: Callable[[Sequence[int], int], float]) -> Side:
+    """mlx-lm's side. It trains one pad of every padded row too, which is not counted."""
+    last = slice(-steps, None)
+    counted = theirs.targets[last]
+    loss = sum(mean * count for mean, count in zip(theirs.losses[last], counted, strict=True)) / sum(counted)
+    widths = [width for rows, width in theirs.shapes[last] for _ in range(rows)]
+    return Side(
+        pairs_of(theirs.seconds, steps), sum(counted) - sum(theirs.pads[last]), flops(widths, sum(widths)), loss
+    )
+
+
+def measure_wire(ours: Training, step: Step, times: int, wire: Gradient, alone: Gradient) -> dict[str, Any]:
+    """One step's rows with and without a wire, in turns, each from the same adapter and moments; who begins changes."""
+    seconds: dict[Gradient, list[float]] = {wire: [], alone: []}
+    same = True
+    for turn in range(-1, times):  # the first does not count
+        results = {}
+        for side in (wire, alone) if turn % 2 else (alone, wire):
+            took, _, *results[side] = ours.compute(step, side)
+            if turn >= 0:
+                seconds[side].append(took)
+        same = same and np.array_equal(results[wire][0], results[alone][0])
+        ours.advance(*results[wire])
+    over = [left - right for left, right in zip(seconds[wire], seconds[alone], strict=True)]
+    return {
+        "overhead_percent": 100 * statistics.median(o / s for o, s in zip(over, seconds[alone], strict=True)),
+        "overhead_percent_of_the_fastest": 100 * (min(seconds[wire]) / min(seconds[alone]) - 1),
+        "step_seconds_over_the_wire": statistics.median(seconds[wire]),
+        "step_seconds_in_one_process": statistics.median(seconds[alone]),
+        "overhead_seconds_by_pair": over,
+        "same_bits": same,
+    }

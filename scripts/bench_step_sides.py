@@ -1,0 +1,212 @@
+"""The two sides of scripts/bench_step.py: our step, over the wire or in one process, and mlx-lm's.
+
+Imports mlx, so OpenBLAS and the environment must be there before.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.optimizers import AdamW
+from mlx_lm.tuner.datasets import CacheDataset, create_dataset
+from mlx_lm.tuner.trainer import TrainingArgs, iterate_batches
+from mlx_lm.utils import load_tokenizer
+
+from mlxdist.coordinator.cluster import Cluster, Rules
+from mlxdist.coordinator.config import RunConfig
+from mlxdist.coordinator.fleet import Fleet
+from mlxdist.coordinator.hosts import local_hosts
+from mlxdist.coordinator.launch import LocalNodes
+from mlxdist.coordinator.leaves import cut
+from mlxdist.coordinator.optimize import Moments, adamw, clip
+from mlxdist.coordinator.order import Step
+from mlxdist.coordinator.rounds import Request
+from mlxdist.coordinator.rows import Rows
+from mlxdist.coordinator.sockets import RouterHub
+from mlxdist.coordinator.spec import run_spec
+from mlxdist.node.compute import Computer, add
+from mlxdist.protocol.leaves import Leaf, Row
+from mlxdist.protocol.transport import CONTROL, DATA
+from mlxdist.protocol.tree import Span, fold_span
+from mlxdist.protocol.vectors import Vector
+
+Gradient = Callable[[tuple[Leaf, ...], int, Vector], tuple[Vector, float]]  # leaves, version, adapter -> sum, loss
+
+
+def say(sentence: str) -> None:
+    """Progress goes to stderr: stdout is for the JSON."""
+    print(f"[{time.strftime('%H:%M:%S')}] {sentence}", file=sys.stderr, flush=True)
+
+
+def targets_of(leaves: Sequence[Leaf]) -> int:
+    """The supervised tokens of leaves."""
+    return sum(int(row.targets.sum()) for leaf in leaves for row in leaf.rows)
+
+
+@dataclass
+class Training:
+    """Our training between two steps: what the loop of a run keeps."""
+
+    config: RunConfig
+    rows: Rows
+    adapter: Vector
+    moments: Moments
+    version: int = 0
+
+    def compute(self, step: Step, gradient: Gradient) -> tuple[float, float, Vector, Moments]:
+        """Seconds, summed loss, and what the step would change: the adapter and the moments."""
+        train = self.config.train
+        began = time.perf_counter()
+        leaves = self.leaves(step)
+        grad_sum, loss = gradient(leaves, self.version, self.adapter)
+        clipped, _ = clip(grad_sum, targets_of(leaves), train.max_grad_norm)
+        adapter, moments = adamw(
+            self.adapter,
+            clipped,
+            self.moments,
+            learning_rate=train.learning_rate,
+            betas=train.betas,
+            eps=train.eps,
+            weight_decay=train.weight_decay,
+        )
+        return time.perf_counter() - began, loss, adapter, moments
+
+    def leaves(self, step: Step) -> tuple[Leaf, ...]:
+        """The leaves of a step."""
+        return cut(step, self.rows, self.config.batch.micro_size, self.config.batch.max_length, "sft")
+
+    def advance(self, adapter: Vector, moments: Moments) -> None:
+        """Take the step."""
+        self.adapter, self.moments, self.version = adapter, moments, self.version + 1
+
+
+def over_the_wire(fleet: Fleet) -> Gradient:
+    """The adapter goes out, the leaves go out, the sum comes back."""
+
+    def gradient(leaves: tuple[Leaf, ...], version: int, adapter: Vector) -> tuple[Vector, float]:
+        fleet.send_adapter(version, adapter)
+        grad_sum, numbers = fleet.gradient(Request("gradient", version + 1, version, leaves))
+        return grad_sum, float(sum(column[:, 0].sum() for column in numbers))
+
+    return gradient
+
+
+def in_one_process(computer: Computer) -> Gradient:
+    """The same leaves, one after the other, added up in the same tree."""
+
+    def gradient(leaves: tuple[Leaf, ...], version: int, adapter: Vector) -> tuple[Vector, float]:
+        computer.use(adapter)
+        losses: list[float] = []
+
+        def one(index: int) -> mx.array:
+            flat, numbers = computer.gradient(leaves[index], step=version + 1, inputs={})
+            losses.append(float(numbers[:, 0].sum()))
+            return flat
+
+        total = fold_span(Span(0, len(leaves)), one, add)
+        return np.array(total, dtype=np.float32), sum(losses)
+
+    return gradient
+
+
+@contextmanager
+def one_node(config: RunConfig, logs: Path) -> Iterator[Fleet]:
+    """A fleet of one local node in processes of its own, as `mlxdist launch` starts it."""
+    hub = RouterHub("127.0.0.1", 0)
+    rules = Rules(
+        run="bench",
+        incarnation=time.time_ns(),
+        spec=run_spec(config),
+        versions={name: version(name) for name in ("mlx", "mlx-lm")},
+        data_port=hub.ports[DATA],
+        beat_seconds=config.timing.beat_seconds,
+        suspect_seconds=config.timing.suspect_seconds,
+        dead_seconds=config.timing.dead_seconds,
+    )
+    nodes = LocalNodes(logs, config.timing.stop_seconds)
+    fleet = Fleet(Cluster(rules), hub, on_news=lambda news: say(f"{news.name}: {news.message}"), watch=nodes.failure)
+    try:
+        nodes.start(local_hosts(1).nodes, hub.ports[CONTROL])
+        fleet.wait_for_nodes(1, 1, config.timing.start_timeout)
+        yield fleet
+    finally:
+        fleet.close("the measurement is over")
+        nodes.stop()
+
+
+@dataclass
+class Theirs:
+    """What mlx-lm reports of its steps, and the shapes of its batches."""
+
+    seconds: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)  # means over a batch, weighted by `targets`
+    targets: list[int] = field(default_factory=list)  # as mlx-lm counts them: one pad more for every padded row
+    pads: list[int] = field(default_factory=list)
+    shapes: list[tuple[int, int]] = field(default_factory=list)
+
+    def on_train_loss_report(self, info: Mapping[str, float]) -> None:
+        """One step is done."""
+        self.seconds.append(1 / info["iterations_per_second"])
+        self.losses.append(info["train_loss"])
+        self.targets.append(round(info["tokens_per_second"] / info["iterations_per_second"]))
+
+    def on_val_loss_report(self, info: Mapping[str, float]) -> None:
+        """No validation here."""
+
+
+def train_theirs(
+    model: nn.Module, data: Any, config: RunConfig, steps: int, folder: Path, turn: Callable[[], None]
+) -> Theirs:
+    """`mlx_lm.tuner.train` for so many steps; `turn` is called before each of them, outside of its clock."""
+    from mlx_lm.tuner.trainer import train
+
+    seen = Theirs()
+
+    def batches(*args: Any, **kwargs: Any) -> Iterator[tuple[mx.array, mx.array]]:
+        for batch, spans in iterate_batches(*args, **kwargs):
+            turn()
+            rows, width = batch.shape
+            seen.shapes.append((rows, width - 1))
+            seen.pads.append(sum(end < width for _, end in spans.tolist()))
+            yield batch, spans
+
+    arguments = TrainingArgs(
+        batch_size=config.batch.size,
+        iters=steps,
+        steps_per_report=1,
+        steps_per_save=steps + 1,
+        max_seq_length=config.batch.max_length,
+        adapter_file=str(folder / "theirs.safetensors"),
+    )
+    optimizer = AdamW(config.train.learning_rate, bias_correction=True)
+    np.random.seed(0)  # the order of mlx-lm's batches
+    with redirect_stdout(sys.stderr):
+        train(model, optimizer, data, args=arguments, iterate_batches=batches, training_callback=seen)
+    return seen
+
+
+def their_data(config: RunConfig, lines: Sequence[str], rows: Sequence[Row]) -> Any:
+    """The lines as mlx-lm's data set with masked prompts. Exits when it would train other tokens than ours."""
+    tokenizer = load_tokenizer(Path(config.model))
+    data = CacheDataset(
+        create_dataset([json.loads(line) for line in lines], tokenizer, SimpleNamespace(mask_prompt=True))
+    )
+    for row in rows:
+        ids, start = data[row.row_id]
+        first = max(start, 1)
+        same = ids[: config.batch.max_length] == row.ids.tolist() and not row.targets[:first].any()
+        if not same or not row.targets[first:].all():
+            raise SystemExit(
+                f"row {row.row_id + 1}: mlx-lm would train other tokens of it than mlxdist; give rows of messages"
+            )
+    return data

@@ -1,0 +1,145 @@
+"""Hold the segmented backward against plain autograd for every architecture that mlx-lm has, and write the table.
+
+    python -m scripts.check_architectures              all, a process each; writes docs/architectures.md (4 minutes)
+    python -m scripts.check_architectures llama phi3   these, printed
+
+Each is a tiny random float32 model with LoRA on every linear module of its layers, trained on two rows of different
+lengths with segments of one layer and of three.
+"""
+
+import argparse
+import dataclasses
+import json
+import platform
+import resource
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+TABLE = Path(__file__).parent.parent / "docs" / "architectures.md"
+EQUAL = 1e-5  # relative, float32
+SECONDS, MEMORY = 180, 8 << 30  # what one architecture may take
+KINDS = ("matches", "falls back", "cannot be trained", "not tried")
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One line of the table."""
+
+    architecture: str
+    kind: str  # of KINDS
+    difference: float = 0.0  # the largest of a parameter's gradient, relative
+    why: str = ""
+
+
+def find(architecture: str) -> Finding:
+    """Try `architecture` in this process."""
+    from mlxdist.node.blas import use_openblas
+
+    use_openblas()
+    from mlxdist.node.backward import Path as BackwardPath
+    from mlxdist.node.backward import gradient
+    from mlxdist.node.self_check import choose_path
+    from scripts.plain_gradient import furthest, padded_rows, plain_gradient
+    from scripts.tiny_architectures import VOCABULARY, add_lora, tiny_model
+
+    rows = padded_rows(1, (37, 12), (25, 3), VOCABULARY)
+    try:
+        model = tiny_model(architecture)
+        add_lora(model)
+    except (Exception, SystemExit) as error:
+        return Finding(architecture, "not tried", why=_short(error))
+    try:
+        _, expected = plain_gradient(model, [rows], lambda sums: -sums[0].sum())
+    except Exception as error:
+        kind = "not tried" if "No Metal" in str(error) else "cannot be trained"
+        return Finding(architecture, kind, why=_short(error))
+    path = choose_path(model, segment_size=1)
+    if not path.segment_size:
+        return Finding(architecture, "falls back", why=path.reason)
+    differences = [
+        furthest(gradient(model, [rows], lambda sums: -sums[0].sum(), head_chunk=8, path=path)[1], expected)
+        for path in (BackwardPath(segment_size=1), BackwardPath(segment_size=3))
+    ]
+    worst = max(differences)
+    if worst <= EQUAL:
+        return Finding(architecture, "matches", worst)
+    return Finding(architecture, "falls back", worst, "the difference is too large")
+
+
+def find_apart(architecture: str) -> Finding:
+    """Try `architecture` in a process of its own, which may crash, hang or want too much memory."""
+    command = [sys.executable, "-m", "scripts.check_architectures", "--here", architecture]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return Finding(architecture, "cannot be trained", why=f"takes more than {SECONDS} s")
+    if done.returncode:
+        how = f"signal {-done.returncode}" if done.returncode < 0 else f"exit {done.returncode}"
+        return Finding(architecture, "cannot be trained", why=f"plain autograd ends the process ({how})")
+    return Finding(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def table(findings: list[Finding]) -> str:
+    """The page docs/architectures.md."""
+    counts = {kind: sum(finding.kind == kind for finding in findings) for kind in KINDS}
+    head = [
+        "# Architectures",
+        "",
+        f"The segmented backward against plain autograd, for the {len(findings)} architectures of mlx-lm "
+        f"{version('mlx-lm')} (mlx {version('mlx')}, {platform.system()} {platform.machine()}, float32, tiny random "
+        "models with LoRA on every linear module). Written by `python -m scripts.check_architectures`.",
+        "",
+        f"**{counts['matches']} match** (largest relative difference of a parameter's gradient at most {EQUAL:.0e}), "
+        f"{counts['falls back']} fall back, {counts['cannot be trained']} cannot be trained with plain autograd "
+        f"either, {counts['not tried']} were not tried.",
+        "",
+        "No list of names is in the code: at the start of a run every model is checked like this, on a tiny batch, and "
+        "one that does not match is trained on the next best path, which the run says in one sentence.",
+        "",
+        "| architecture | segments | difference | why |",
+        "| --- | --- | ---: | --- |",
+    ]
+    lines = [
+        f"| {finding.architecture} | {finding.kind} | {_number(finding)} | {finding.why.replace('|', '/')} |"
+        for finding in sorted(findings, key=lambda finding: finding.architecture.lower())
+    ]
+    return "\n".join([*head, *lines]) + "\n"
+
+
+def _number(finding: Finding) -> str:
+    if finding.kind != "matches":
+        return ""
+    return f"{finding.difference:.1e}" if finding.difference else "0"
+
+
+def _short(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:160]
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("architectures", nargs="*", help="names of modules of mlx_lm.models; without, all")
+    parser.add_argument("--here", action="store_true", help="in this process, as JSON")
+    asked = parser.parse_args()
+    if asked.here:
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        print(json.dumps(dataclasses.asdict(find(asked.architectures[0]))))
+        return
+
+    from scripts.tiny_architectures import architectures
+
+    findings = []
+    for architecture in asked.architectures or list(architectures()):
+        finding = find_apart(architecture)
+        findings.append(finding)
+        print(f"{architecture:24} {finding.kind:18} {_number(finding):8} {finding.why}", flush=True)
+    if not asked.architectures:
+        TABLE.write_text(table(findings), encoding="utf-8")
+        print(f"wrote {TABLE}")
+
+
+if __name__ == "__main__":
+    main()

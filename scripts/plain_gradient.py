@@ -1,0 +1,54 @@
+"""The reference that every path of the backward is held against: nn.value_and_grad over the logits of all positions."""
+
+from collections.abc import Callable, Sequence
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten
+
+from mlxdist.node.backward import MicroBatch
+
+Loss = Callable[[list[mx.array]], mx.array]
+
+
+def plain_gradient(
+    model: nn.Module, batches: Sequence[MicroBatch], loss: Loss, key: int | None = None
+) -> tuple[mx.array, dict[str, mx.array]]:
+    """The loss and its gradient by parameter name."""
+    model.train()
+    if key is not None:
+        mx.random.seed(key)
+    value, gradients = nn.value_and_grad(model, lambda: loss([plain_sums(model, batch) for batch in batches]))()
+    mx.eval(value, gradients)
+    return value, dict(tree_flatten(gradients))
+
+
+def plain_sums(model: nn.Module, batch: MicroBatch) -> mx.array:
+    """Row sums [B] of the target log-probs."""
+    every = nn.log_softmax(model(mx.array(batch.inputs)).astype(mx.float32), axis=-1)
+    wanted = mx.take_along_axis(every, mx.array(batch.targets)[..., None], axis=-1)[..., 0]
+    return (wanted * mx.array(batch.mask)).sum(axis=1)
+
+
+def padded_rows(seed: int, lengths: Sequence[int], targets: Sequence[int], vocabulary: int) -> MicroBatch:
+    """Random rows of `lengths` tokens, the last `targets[b]` of each to be predicted, padded on the right."""
+    draw = np.random.default_rng(seed)
+    width = max(lengths)
+    ids = np.zeros((len(lengths), width), np.int32)
+    mask = np.zeros((len(lengths), width), np.float32)
+    for row, (length, count) in enumerate(zip(lengths, targets, strict=True)):
+        ids[row, :length] = draw.integers(1, vocabulary, length)
+        mask[row, length - count : length] = 1
+    return MicroBatch(ids[:, :-1], ids[:, 1:], mask[:, 1:])
+
+
+def furthest(got: dict[str, mx.array], expected: dict[str, mx.array]) -> float:
+    """The largest relative distance (2-norm) of one parameter's gradient; tiny ones are held against the whole."""
+    assert got.keys() == expected.keys()
+    whole = float(np.sqrt(sum(float((np.array(value) ** 2).sum()) for value in expected.values())))
+    return max(
+        float(np.linalg.norm(np.array(got[name]) - np.array(value)))
+        / max(float(np.linalg.norm(np.array(value))), 1e-3 * whole)
+        for name, value in expected.items()
+    )
