@@ -168,12 +168,16 @@ def tell(news: NodeNews, report: Reporter, folder: RunFolder) -> None:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGTERM and a closed terminal interrupt like Ctrl-C: the last whole step is saved."""
+    """SIGINT, SIGTERM and (not under nohup) a closed terminal interrupt: the last whole step is saved."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    # A shell that starts a command in the background has it ignore SIGINT, but whoever sends one means it.
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield
     finally:
