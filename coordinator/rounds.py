@@ -107,6 +107,11 @@ class Round:
             run.start <= span.start < run.stop for span in self.missing
         )
 
+    def in_work(self, name: str) -> Leaf | None:
+        """The leaf that this node computes now: the first of its run without an answer."""
+        run = self.assignment.get(name, Span(0, 0))
+        return next((self.request.leaves[i] for i in range(run.start, run.stop) if i not in self.answers), None)
+
     def numbers_in_row_order(self) -> Sequence[RowNumbers]:
         """The answers of all leaves, by leaf."""
         return [self.answers[index] for index in range(len(self.request.leaves))]

@@ -29,7 +29,8 @@ from mlxdist.protocol.leaves import Leaf, Row
 from mlxdist.protocol.objectives import reference_point
 from tests.plain_model import set_dropout
 from tests.planted_bugs import node_parts
-from tests.preference_runs import MakeMethod, Watched
+from tests.preference_runs import MakeMethod
+from tests.watched import Watched
 
 # ---- methods that see a step as nodes do, and not as one batch
 

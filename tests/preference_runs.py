@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,7 @@ from mlxdist.coordinator.order import Step, steps
 from mlxdist.coordinator.rows import RowStore, StoredRows, pack
 from mlxdist.coordinator.state import State
 from mlxdist.coordinator.train import Run, train
-from mlxdist.node.engine import Engine, Offer, Say
-from mlxdist.node.session import ComputeLeaves, Session, Work
+from mlxdist.node.engine import Engine
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol.manifest import Manifest
 from mlxdist.protocol.vectors import Vector
@@ -30,7 +29,7 @@ from tests.memory_fleet import MemoryNodes, memory_cluster
 from tests.plain_loops import Parts, PlainStep, Recipe, Trainer, plain_dpo, plain_kto
 from tests.plain_model import KtoRow, PlainRow
 from tests.planted_bugs import assert_same_training
-from tests.silent import Silent
+from tests.watched import Recorder
 
 Pair = tuple[PlainRow, PlainRow]
 Hook = Callable[[int, MemoryNodes], None]  # what happens before a step: (its number, the nodes)
@@ -105,35 +104,6 @@ class Case:
             return draw(manifest, seed=0)
         size = sum(int(np.prod(tensor.shape)) for tensor in manifest)
         return np.random.default_rng(11).uniform(-0.1, 0.1, size).astype(np.float32)
-
-
-class Watched(Engine):
-    """An engine that remembers what it was asked to compute."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: list[ComputeLeaves] = []
-
-    def perform(self, work: Work, session: Session, say: Say, offer: Offer) -> None:
-        if isinstance(work, ComputeLeaves):
-            self.asked.append(work)
-        super().perform(work, session, say, offer)
-
-
-@dataclass
-class Recorder(Silent):
-    """Keeps every step's state, and calls `before` in front of the step that comes next."""
-
-    states: list[State] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    before: Callable[[int], None] = lambda step: None
-
-    def note(self, sentence: str) -> None:
-        self.notes.append(sentence)
-
-    def save_if_due(self, state: State, last: bool) -> None:
-        self.states.append(state)
-        self.before(state.step + 1)
 
 
 @dataclass(frozen=True)

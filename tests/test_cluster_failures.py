@@ -25,7 +25,11 @@ def test_the_exit_of_a_worker_names_the_node_the_cause_and_its_last_lines() -> N
     node, other = working(bench, "mini-1", "mini-2")
     node.tell(m.WorkerExit(node.life, "the worker was killed (SIGKILL)", ("loading", "Killed: 9")))
     failed_with(bench, NodeError)
-    assert bench.failure == ("mini-1: the worker was killed (SIGKILL); its last lines:\n  | loading\n  | Killed: 9")
+    assert bench.failure == (
+        "mini-1: the worker was killed (SIGKILL) at a row of 8 tokens (if memory ran out: less is needed with "
+        "memory.segment_size = 1 or batch.max_length below 8, or with fewer programs open on this node); "
+        "its last lines:\n  | loading\n  | Killed: 9"
+    )
     assert node.state == "connecting"
     other.tell(m.WorkerExit(other.life, "later", ()))
     assert "mini-1" in bench.failure  # the first cause is the one to know

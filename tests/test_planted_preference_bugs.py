@@ -27,7 +27,8 @@ from tests.planted_methods import (
     with_mask_one_early,
 )
 from tests.preference_cases import BATCH, case_of, labelled, pairs
-from tests.preference_runs import Case, MakeMethod, Ran, Watched, assert_equals_one_machine, train_here, train_plainly
+from tests.preference_runs import Case, MakeMethod, Ran, assert_equals_one_machine, train_here, train_plainly
+from tests.watched import Recorder, Watched, leaves_without_reference
 
 LOSS = {"dpo": "sigmoid", "kto": "kto"}
 TWO_WINDOWS = replace(BATCH, size=2, grad_accum_steps=2)
@@ -132,3 +133,17 @@ def test_a_worker_that_ignores_what_is_known_changes_the_loss(model: Path) -> No
         for kind in (Computer, AllFresh)
     )
     assert right != wrong
+
+
+def test_a_resume_that_loses_the_references_asks_again_and_one_that_loses_the_moments_has_other_bits(
+    model: Path,
+) -> None:
+    case, told = case_of("sigmoid", rows=pairs(6)), Recorder()
+    unbroken = train_here(case, model, [Watched()], recorder=told)
+    after_2, engine = told.states[1], Watched()
+    forgetful = train_here(case, model, [engine], start=lambda method: replace(after_2, references=method.references))
+    assert forgetful.sha == unbroken.sha
+    assert leaves_without_reference([engine]) == {3: 3, 4: 3, 5: 0}  # an unbroken run asks for none
+    lost = replace(after_2.moments, first=np.zeros_like(after_2.adapter), second=np.zeros_like(after_2.adapter))
+    wrong = train_here(case, model, [Watched()], start=lambda method: replace(after_2, moments=lost))
+    assert wrong.sha != unbroken.sha

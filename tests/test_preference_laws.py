@@ -14,7 +14,8 @@ from mlxdist.coordinator.rows import StoredRows
 from mlxdist.protocol.losses import LABEL_SMOOTHING
 from tests.plain_model import KtoRow, random_ids
 from tests.preference_cases import BATCH, LOSSES, case_of, labelled, of_very_different_lengths
-from tests.preference_runs import Watched, assert_equals_one_machine, train_here
+from tests.preference_runs import assert_equals_one_machine, train_here
+from tests.watched import Watched
 
 
 @pytest.fixture(scope="module")
