@@ -43,26 +43,40 @@ def head_pass(
 
     A position's log-prob depends on its own hidden state alone, so one pass serves any loss F: dF/dh = dF/dl * dl/dh.
     """
+    targets = picks.targets[span[0] : span[1]]
+    logits = _logits(model, results, picks, hidden, span)
+    logp = log_probs(logits, targets)
+    slope = _slope(logits, targets, logp)
 
-    def build(h: mx.array) -> list[mx.array]:
-        return [_picked_log_probs(model, results, picks, h, span)]
+    def again(h: mx.array) -> list[mx.array]:
+        return [_logits(model, results, picks, h, span)]
 
-    (logp,), (pull,) = mx.vjp(build, [hidden], [mx.ones(span[1] - span[0])])
+    # Built twice, computed once: the gradient of a matrix product needs no product.
+    (pull,) = mx.vjp(again, [hidden], [slope])[1]
     return logp, pull
 
 
 def head_score(model: nn.Module, results: Sequence[Any], picks: Picks, hidden: mx.array, span: Span) -> mx.array:
     """The log-probs of `head_pass` alone, with the same bits."""
-    logp: mx.array = traced(lambda h: _picked_log_probs(model, results, picks, h, span), hidden)
-    return logp
+    return log_probs(_logits(model, results, picks, hidden, span), picks.targets[span[0] : span[1]])
 
 
-def _picked_log_probs(model: nn.Module, results: Sequence[Any], picks: Picks, hidden: mx.array, span: Span) -> mx.array:
-    start, end = span
+def _logits(model: nn.Module, results: Sequence[Any], picks: Picks, hidden: mx.array, span: Span) -> mx.array:
     last = (len(results) - 1, 0)
-    logits = answer_calls(model, picks.ids[None, start:end], results, {last: hidden})[0]
+    ids = picks.ids[None, span[0] : span[1]]
+    logits: mx.array = traced(lambda h: answer_calls(model, ids, results, {last: h}), hidden)
     check_vocabulary(picks, logits.shape[-1])
-    return log_probs(logits, picks.targets[start:end])
+    return logits.reshape(-1, logits.shape[-1])  # `logits[0]` would be a copy
+
+
+def _slope(logits: mx.array, targets: mx.array, logp: mx.array) -> mx.array:
+    """The gradient of `log_probs` by the logits, [p, V]: one at the target, minus the softmax.
+
+    Autograd would hold five matrices of this size at once.
+    """
+    slope = -mx.softmax(logits, axis=-1, precise=True)
+    slope[mx.arange(len(targets)), targets] = (-mx.expm1(logp)).astype(slope.dtype)  # 1 - p, exact where p is near 1
+    return slope
 
 
 def scaled(pull: mx.array, slope: mx.array, picks: Picks) -> mx.array:

@@ -9,6 +9,7 @@ Shapes: B rows, L positions, P picked positions, D hidden size.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TypeVar
 
 import mlx.core as mx
@@ -129,7 +130,8 @@ def _head(model: nn.Module, one: Pass, head_chunk: int) -> mx.array:
     pulls: list[mx.array] = []
     for span in chunks(picks.total, head_chunk):
         logp, pull = head_pass(model, seen.results, picks, seen.hidden[..., span[0] : span[1], :], span)
-        mx.eval(logp, pull)
+        mx.eval(logp)  # before the pull, which then may overwrite the logits
+        mx.eval(pull)
         logps.append(logp)
         pulls.append(pull)
     one.pulls[top] = mx.concatenate(pulls, axis=-2) if pulls else mx.zeros_like(seen.hidden)
@@ -159,6 +161,11 @@ def _backward(model: nn.Module, plan: Plan, one: Pass, segment: int, gradients: 
     # Only the gradients are kept: the outputs beside them would hold the whole graph.
     found = mx.vjp(run, primals, [one.pulls.pop(edge) for edge in received])[1]
     del primals
+    # Module by module from the segment's end; at once, mlx would keep most of the activations until the last product.
+    pairs = list(zip(names, found, strict=False))
+    for _, module in groupby(reversed(pairs), key=lambda pair: pair[0].rpartition(".")[0]):
+        mx.eval([value for _, value in module])
+    del pairs
     _add(gradients, names, found[: len(names)])
     _add(one.pulls, below, found[len(names) :])
     del found

@@ -6,9 +6,9 @@
 
 Both trainers get the same rows with the prompts masked, the same LoRA layers, one thread and the same BLAS. Each makes
 passes over all rows in its own order and batches, and they take turns: one step of ours, on a real node over the wire,
-one of `mlx_lm.tuner.train`. A pair is one pass of each; the first, in which mlx-lm compiles, does not count. Then the
-shortest step is computed by the node and in this process alone, in turns again. Prints JSON; docs/benchmarks.md says
-what it means.
+one of `mlx_lm.tuner.train`. A pair is one pass of each; the first, in which mlx-lm compiles, does not count. Then one
+step of about a second is computed by the node and in this process alone, in turns again. Prints JSON, which
+docs/benchmarks.md explains.
 """
 
 import argparse

@@ -11,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+import numpy.typing as npt
 
 from mlxdist.coordinator import adapter as adapters
 from mlxdist.coordinator.config_load import load as load_config
@@ -36,7 +37,8 @@ from scripts.bench_step_sides import (
 )
 
 GEMM_SIZE = 1024
-WIRE_TIMES = 4  # pairs of the second measurement for one of the first
+WIRE_STEP_SECONDS = 1.0  # of the step that is computed with and without the wire, about
+WIRE_TIMES = 8  # pairs of it for one pair of passes
 FORMULA = (
     "sum over rows of t (4 P + 6 A) + 12 t^2 D L, plus 4 s V D: t tokens into the layers, P their matrix parameters, "
     "A LoRA parameters, D hidden size, L layers, s positions in the head, V vocabulary; frozen matrices cost 2 forward "
@@ -130,9 +132,10 @@ def measure(folder: Path, lines: Sequence[str], steps: int, pairs: int) -> dict[
         theirs = train_theirs(loaded.model, data, config, steps * (pairs + 1), folder, turn)
         say("the same step over the wire and in one process")
         last_pass = list(islice(upcoming, steps))
-        shortest = min(last_pass, key=lambda step: int(dataset.lengths[list(step.windows[0])].sum()))
+        pace = statistics.median(pairs_of(seconds, steps)) / int(dataset.lengths.sum())
+        short = short_step(dataset.lengths, WIRE_STEP_SECONDS / pace)
         alone = in_one_process(Computer(loaded, run_spec(config)))
-        overhead = measure_wire(ours, shortest, WIRE_TIMES * pairs, wire, alone)
+        overhead = measure_wire(ours, short, WIRE_TIMES * pairs, wire, alone)
     peaks.append(gemm_gflops())
 
     targets = sum(int(row.targets.sum()) for row in rows)
@@ -171,6 +174,13 @@ def side_of(theirs: Theirs, steps: int, flops: Callable[[Sequence[int], int], fl
     )
 
 
+def short_step(lengths: npt.NDArray[np.int32], tokens: float) -> Step:
+    """A step of the shortest rows, as many as have so many tokens together, one row at least."""
+    order = np.argsort(lengths, kind="stable")
+    count = int(np.searchsorted(np.cumsum(lengths[order]), tokens)) + 1
+    return Step(0, (tuple(order[:count].tolist()),))
+
+
 def measure_wire(ours: Training, step: Step, times: int, wire: Gradient, alone: Gradient) -> dict[str, Any]:
     """One step's rows with and without a wire, in turns, each from the same adapter and moments; who begins changes."""
     seconds: dict[Gradient, list[float]] = {wire: [], alone: []}
@@ -190,5 +200,6 @@ def measure_wire(ours: Training, step: Step, times: int, wire: Gradient, alone: 
         "step_seconds_over_the_wire": statistics.median(seconds[wire]),
         "step_seconds_in_one_process": statistics.median(seconds[alone]),
         "overhead_seconds_by_pair": over,
+        "rows": len(step.windows[0]),
         "same_bits": same,
     }
