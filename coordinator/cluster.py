@@ -14,6 +14,7 @@ import numpy as np
 
 from mlxdist.coordinator.assign import assign
 from mlxdist.coordinator.hosts import NAME
+from mlxdist.coordinator.node_memory import NodeMemory, at_work
 from mlxdist.coordinator.roster import Node, speeds
 from mlxdist.coordinator.rounds import Request, Round, begin_round, leaf_tokens
 from mlxdist.coordinator.uploads import Uploads
@@ -52,6 +53,7 @@ class Rules:
     beat_seconds: float
     suspect_seconds: float
     dead_seconds: float
+    memory: NodeMemory = field(default_factory=NodeMemory)
 
 
 @dataclass(frozen=True)
@@ -233,13 +235,17 @@ class Cluster:
                     m.Refuse(f"a node named {message.name!r} takes part already; give this one another name"),
                 )
                 return
+        elif fault := self.rules.memory.refusal(message.name, message.host):
+            self._send(CONTROL, peer, m.Refuse(fault))
+            return
         else:
             self._sessions += 1
             life = m.Life(self.rules.run, self.rules.incarnation, self._sessions)
             known = Node(message.name, life, peer, now, host=message.host)
             self.nodes[message.name] = known
             self._tell(known, "connected")
-        admit = m.Admit(known.life, self.rules.data_port, self.rules.beat_seconds, WORKER_ENVIRONMENT)
+        limit = self.rules.memory.limits.get(known.name, 0)
+        admit = m.Admit(known.life, self.rules.data_port, self.rules.beat_seconds, WORKER_ENVIRONMENT, limit)
         self._send(CONTROL, peer, admit)
 
     def _on_control(self, node: Node, message: m.Message, now: float) -> None:
@@ -255,6 +261,8 @@ class Cluster:
                 self.news.extend(NodeNews(node.name, node.state.value, line, log=True) for line in lines)
             case m.WorkerExit(cause=cause, tail=tail):
                 node.move(NodeEvent.WORKER_EXIT)
+                leaf = self.round.in_work(node.name) if self.round is not None else None
+                cause += at_work(cause, leaf, self.rules.spec.segment_size)
                 self._forget_worker(node)
                 last = "\n".join(f"  | {line}" for line in tail)
                 self._fail(NodeError(f"{node.name}: {cause}" + (f"; its last lines:\n{last}" if last else "")))

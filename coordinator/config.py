@@ -155,13 +155,7 @@ NotYet = Mapping[str, tuple[Callable[[Any], bool], str]]
 
 # Keys, or whole tables, whose feature this version does not have: (whether a given value needs it, the sentence).
 # Delete an entry when its feature lands; nothing else needs to change.
-NOT_YET: NotYet = MappingProxyType(
-    {
-        "memory.segment_size": (lambda size: size != "auto", "leave it out"),
-        "memory.head_chunk": (lambda size: size != "auto", "leave it out"),
-        "memory.grad_checkpoint": (bool, "leave it out"),
-    }
-)
+NOT_YET: NotYet = MappingProxyType({})
 
 
 def warmup_steps(train: TrainConfig, total_steps: int) -> int:

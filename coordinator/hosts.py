@@ -71,7 +71,6 @@ NOT_YET: Mapping[str, tuple[Callable[[Any], bool], str]] = MappingProxyType(
         "nodes.python": (bool, "an interpreter of its own for a node"),
         "nodes.workdir": (bool, "a work folder of its own for a node"),
         "nodes.model": (bool, "a model folder of its own for a node"),
-        "nodes.memory_limit_gb": (bool, "a memory limit for a node"),
         "nodes.transport": (lambda transport: transport != "tcp", "connections through ssh"),
     }
 )

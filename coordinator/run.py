@@ -15,6 +15,7 @@ from mlxdist.coordinator.cluster import Cluster, NodeNews, Rules
 from mlxdist.coordinator.config import RunConfig, as_json
 from mlxdist.coordinator.display import open_display
 from mlxdist.coordinator.evaluate import Validation
+from mlxdist.coordinator.fitting import fit, kept_settings, this_machine
 from mlxdist.coordinator.fleet import Fleet
 from mlxdist.coordinator.hosts import Hosts
 from mlxdist.coordinator.launch import LocalNodes
@@ -56,6 +57,7 @@ def run(config: RunConfig, hosts: Hosts, *, resume: bool, environ: Mapping[str, 
         try:
             dataset = read(config, progress=report.stage)
             if resume:
+                config = kept_settings(folder, config)
                 for sentence in resume_notes(folder, config, dataset.digest):
                     report.note(sentence)
             return _with_nodes(config, hosts, folder, dataset, report, resume)
@@ -68,6 +70,9 @@ def _with_nodes(
     config: RunConfig, hosts: Hosts, folder: RunFolder, dataset: Dataset, report: Reporter, resume: bool
 ) -> int:
     bind = "127.0.0.1" if hosts.coordinator.bind in ("auto", "localhost") else hosts.coordinator.bind
+    rows = [each for each in (dataset.train, dataset.valid) if each is not None]
+    fitted = fit(config, rows, hosts.nodes, this_machine())
+    config = fitted.config
     hub = RouterHub(bind, hosts.coordinator.port)
     spec = run_spec(config)
     rules = Rules(
@@ -79,6 +84,7 @@ def _with_nodes(
         beat_seconds=config.timing.beat_seconds,
         suspect_seconds=config.timing.suspect_seconds,
         dead_seconds=config.timing.dead_seconds,
+        memory=fitted.memory,
     )
     nodes = LocalNodes(folder.logs, config.timing.stop_seconds)
     fleet = Fleet(Cluster(rules), hub, on_news=lambda news: tell(news, report, folder), watch=nodes.failure)
@@ -112,7 +118,7 @@ def _with_nodes(
             },
         )
         plan = begin.plan_sentences(config, manifest, len(dataset.train), steps, ready)
-        for sentence in (*dataset.notes, *plan, f"{promise.kind}: {promise.reason}"):
+        for sentence in (*dataset.notes, *plan, *fitted.notes, f"{promise.kind}: {promise.reason}"):
             report.note(sentence)
         report.stage("training")
         loop = Run(

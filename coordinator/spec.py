@@ -8,12 +8,12 @@ from mlxdist.coordinator.config import RunConfig
 from mlxdist.protocol import messages as m
 from mlxdist.protocol import numerics
 
-HEAD_CHUNK = 256  # positions of the LM head at a time, while head_chunk = "auto"
+HEAD_CHUNK = 256  # positions of the LM head at a time, where nobody has resolved "auto" (fitting.py)
 
 
 def run_spec(config: RunConfig) -> m.RunSpec:
     """What the workers must know, with the numerics_id of it all."""
-    preferences = config.method != "sft"
+    preferences, memory = config.method != "sft", config.memory
     spec = m.RunSpec(
         model=config.model,
         method=config.method,
@@ -25,8 +25,9 @@ def run_spec(config: RunConfig) -> m.RunSpec:
         rank_scaling=config.lora.rank_scaling,
         target_modules=config.lora.target_modules,
         num_layers=config.lora.num_layers,
-        segment_size=0,
-        head_chunk=HEAD_CHUNK,
+        segment_size=0 if isinstance(memory.segment_size, str) else memory.segment_size,
+        head_chunk=HEAD_CHUNK if memory.head_chunk == "auto" else memory.head_chunk,
+        grad_checkpoint=memory.grad_checkpoint,
         fixed={
             "batch": config.batch.size,
             "grad_accum_steps": config.batch.grad_accum_steps,

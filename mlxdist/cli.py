@@ -119,6 +119,43 @@ def inspect(
     sys.exit(show(data, model, options, Console()))
 
 
+@app.command()
+def plan(
+    run: Annotated[Path | None, typer.Argument(metavar="[RUN.TOML]", help="The run; default: run.toml here.")] = None,
+    hosts: Annotated[Path | None, typer.Option(help="The cluster. Without it: nodes on this machine.")] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes on this machine, without --hosts. Default 1.")] = None,
+    tokens_per_second: Annotated[
+        float | None, typer.Option(min=0.001, help="Of one node, padding included; default: as an earlier run had.")
+    ] = None,
+    link_gbit: Annotated[float, typer.Option(min=0.001, help="Gbit/s of the coordinator's network.")] = 1.0,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what a run will take: memory per node, hours, bytes per step, and how many Macs pay."""
+    from rich.console import Console
+
+    from mlxdist.coordinator.config_load import load
+    from mlxdist.coordinator.hosts import load_hosts, local_hosts
+    from mlxdist.coordinator.plan import PlanOptions
+    from mlxdist.coordinator.plan import plan as show
+
+    if hosts is not None and nodes is not None:
+        raise UserError("--nodes counts nodes on this machine and --hosts lists them in a file: give one of the two")
+    cluster = load_hosts(hosts) if hosts is not None else local_hosts(nodes or 1)
+    config = load(run or cluster.run, set_ or ())
+    sys.exit(show(config, cluster, PlanOptions(tokens_per_second, link_gbit, json), Console()))
+
+
+@app.command()
+def selfcheck(
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check this machine by itself, in under three minutes and offline: bits, memory, speed, settings."""
+    from mlxdist.node.selfcheck import selfcheck as check
+
+    sys.exit(check(as_json=json))
+
+
 def _endpoint(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:

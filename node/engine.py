@@ -13,6 +13,7 @@ from mlxdist.node import model as models
 from mlxdist.node.compute import Computer, RowNumbers, add
 from mlxdist.node.model import LoadedModel
 from mlxdist.node.session import ComputeCanary, ComputeLeaves, LoadModel, Session, Work
+from mlxdist.node.strain import SwapWatch, named_out_of_memory
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import messages as m
 from mlxdist.protocol import numerics
@@ -36,6 +37,7 @@ class Engine:
 
     def __init__(self) -> None:
         self._computer: Computer | None = None
+        self._swap = SwapWatch()
 
     def perform(self, work: Work, session: Session, say: Say, offer: Offer) -> None:
         """Do one piece of work, handing each result over when it is evaluated. A failure becomes a Fault message."""
@@ -84,7 +86,7 @@ class Engine:
         task = work.task
         computer = replace(self._ready(), adapter=work.adapter, reference=work.reference)
         computer.use(work.adapter)
-        clock = time.monotonic()
+        clock, segment_size = time.monotonic(), computer.loaded.path.segment_size
 
         def answer(leaf: Leaf, numbers: RowNumbers) -> None:
             nonlocal clock
@@ -99,18 +101,25 @@ class Engine:
                 seconds=now - clock,
                 peak_bytes=mx.get_peak_memory(),
             )
+            if task.verb == "gradient" and (slow := self._swap.leaf(leaf, now - clock, segment_size)):
+                say(m.Progress(life, slow), b"")
             clock = now
             say(message, np.ascontiguousarray(numbers).tobytes())
 
         def one(index: int) -> Vector:
             leaf, inputs = work.leaves[index - task.start], work.numbers[index - task.start]
-            flat, numbers = computer.gradient(leaf, step=task.step, loss=task.loss, scalars=task.scalars, inputs=inputs)
+            with named_out_of_memory(leaf, segment_size):
+                flat, numbers = computer.gradient(
+                    leaf, step=task.step, loss=task.loss, scalars=task.scalars, inputs=inputs
+                )
             answer(leaf, numbers)
             return flat
 
         if task.verb == "score":
             for leaf in work.leaves:
-                answer(leaf, computer.score(leaf, task.parameters))
+                with named_out_of_memory(leaf, segment_size):
+                    numbers = computer.score(leaf, task.parameters)
+                answer(leaf, numbers)
             return
         for span in subtrees(task.total, Span(task.start, task.stop)):
             offer(task, span, fold_span(span, one, add))
@@ -138,4 +147,6 @@ def _load_key(spec: m.RunSpec) -> tuple[object, ...]:
         spec.rank_scaling,
         spec.target_modules,
         spec.num_layers,
+        spec.segment_size,
+        spec.grad_checkpoint,
     )

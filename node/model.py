@@ -70,7 +70,7 @@ def load(spec: RunSpec, progress: Callable[[str], None]) -> LoadedModel:
     shapes = {name: tuple(tensor.shape) for name, tensor in trainable(model).items()}
     mx.eval(model.parameters())
     progress("checking the backward on a tiny batch")
-    path = choose_path(model, segment_size=spec.segment_size)
+    path = choose_path(model, segment_size=spec.segment_size, grad_checkpoint=spec.grad_checkpoint)
     if path.reason:
         progress(path.reason)
     return LoadedModel(

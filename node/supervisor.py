@@ -60,10 +60,11 @@ class Worker:
             self.tail.append(line.rstrip())
             self.unseen.append(line.rstrip())
 
-    def order(self, endpoint: str, name: str, life: m.Life) -> None:
+    def order(self, endpoint: str, name: str, life: m.Life, memory_limit_bytes: int) -> None:
         """Send the worker to a coordinator."""
         assert self.process.stdin is not None
-        line = msgspec.json.encode({"endpoint": endpoint, "name": name, "life": life}).decode()
+        order = {"endpoint": endpoint, "name": name, "life": life, "memory_limit_bytes": memory_limit_bytes}
+        line = msgspec.json.encode(order).decode()
         with suppress(BrokenPipeError):  # it has just ended: the next look at it says why
             self.process.stdin.write(line + "\n")
             self.process.stdin.flush()
@@ -93,7 +94,11 @@ def describe_exit(code: int) -> str:
     """An exit code of a worker as a sentence."""
     if code >= 0:
         return f"the worker ended with exit code {code}"
-    reasons = {9: "killed (SIGKILL; out of memory, or by hand)", 6: "aborted (SIGABRT; a Metal error prints above)"}
+    reasons = {
+        6: "aborted (SIGABRT; a Metal error prints above)",
+        9: "killed (SIGKILL; out of memory, or by hand)",
+        11: "ended by a crash (SIGSEGV; mlx on Linux ends so when memory runs out)",
+    }
     return f"the worker was {reasons.get(-code, f'ended by signal {-code}')}"
 
 
@@ -105,7 +110,7 @@ def host_facts() -> dict[str, str]:
         "system": f"{platform.system()} {platform.release()}",
         "machine": platform.machine(),
         "python": platform.python_version(),
-        "memory_gb": f"{psutil.virtual_memory().total / 2**30:.1f}",
+        "memory_bytes": str(psutil.virtual_memory().total),
         **{name: environ[name] for name in names if name in environ},
     }
 
@@ -192,7 +197,8 @@ class Supervisor:
         if self.worker is None:
             self.environment = admit.environment
             self.worker = Worker.start(admit.environment)
-        self.worker.order(f"tcp://{self.host}:{admit.data_port}", self.name, admit.life)
+        endpoint = f"tcp://{self.host}:{admit.data_port}"
+        self.worker.order(endpoint, self.name, admit.life, admit.memory_limit_bytes)
 
     def _tick(self) -> None:
         now = self.clock()

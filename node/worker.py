@@ -36,6 +36,7 @@ class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     endpoint: str
     name: str
     life: m.Life
+    memory_limit_bytes: int = 0
 
 
 class Carrier:
@@ -138,12 +139,15 @@ def main() -> None:
     """Serve one coordinator after another."""
     use_openblas()
     from mlxdist.node.engine import Engine
+    from mlxdist.node.limits import memory_limits
 
     orders: queue.Queue[Order] = queue.Queue()
     threading.Thread(target=_read_orders, args=(orders,), name="orders", daemon=True).start()
     engine = Engine()
     while True:
-        finish = serve(orders.get(), orders, engine)
+        order = orders.get()
+        with memory_limits(order.memory_limit_bytes):
+            finish = serve(order, orders, engine)
         if finish is not None and finish.refused:
             sys.exit(f"refused: {finish.reason}")
 

@@ -38,6 +38,7 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_layers: int
     segment_size: int  # layers per segment; 0 = the whole graph
     head_chunk: int  # positions of the LM head per chunk
+    grad_checkpoint: bool = False  # mlx-lm's checkpointing, on the whole graph
     fixed: dict[str, str | int | float] = {}  # what else fixes the bits: batch, order, optimizer
     numerics_id: str = ""
 
@@ -102,6 +103,7 @@ class Admit(Message, frozen=True):
     data_port: int
     beat_seconds: float
     environment: dict[str, str]
+    memory_limit_bytes: int = 0  # for mlx; 0: what the machine allows
 
 
 class Noted(Message, frozen=True):
