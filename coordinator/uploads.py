@@ -6,7 +6,7 @@ step of M leaves never holds more than nodes + 2 + ceil(log2 M) vectors, and nev
 and none is arriving, more than ceil(log2 M) are below the lowest unfinished leaf, where the sum needs fewer.
 """
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -38,7 +38,8 @@ class Uploads:
     def admit(self, lowest_missing: int) -> Iterator[tuple[str, int, int]]:
         """Let in what there is room for: (node, stream, credit) of each."""
         for key, offer in sorted(self._waiting.items(), key=lambda item: item[1].start):
-            lowest = offer.start == lowest_missing
+            # A copy of what arrives already may overtake it, but not with the room that is kept for the lowest one.
+            lowest = offer.start == lowest_missing and not self._arrives(offer)
             if self.held >= self.limit + (self.reserve if lowest else 0):
                 break
             del self._waiting[key]
@@ -61,6 +62,24 @@ class Uploads:
         del self._arriving[name, stream]
         return span, vector.buffer
 
+    def refuse(self, name: str, stream: int) -> None:
+        """A vector that ended with another hash: its buffer is free, and it may be offered again."""
+        _, vector = self._arriving.pop((name, stream))
+        self.release(vector.buffer)
+
+    def stalled(self, name: str) -> bool:
+        """Whether the node waits for room, and for nothing of its own."""
+        return any(key[0] == name for key in self._waiting) and not any(key[0] == name for key in self._arriving)
+
+    def not_needed(self, needed: Container[Span]) -> Iterator[tuple[str, int]]:
+        """Throw away what is offered or arrives of subtrees that nobody misses any more: (node, stream) of each."""
+        for key in [key for key, offer in self._waiting.items() if Span(offer.start, offer.stop) not in needed]:
+            del self._waiting[key]
+            yield key
+        for key in [key for key, (span, _) in self._arriving.items() if span not in needed]:
+            self.refuse(*key)
+            yield key
+
     def release(self, buffer: Vector) -> None:
         """A buffer that is summed away."""
         self.held -= 1
@@ -73,6 +92,9 @@ class Uploads:
         for key in [key for key in self._arriving if key[0] == name]:
             _, vector = self._arriving.pop(key)
             self.release(vector.buffer)
+
+    def _arrives(self, offer: VectorOffer) -> bool:
+        return any(span == Span(offer.start, offer.stop) for span, _ in self._arriving.values())
 
     def _find(self, name: str, stream: int) -> tuple[Span, IncomingVector]:
         try:

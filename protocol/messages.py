@@ -104,6 +104,14 @@ class Admit(Message, frozen=True):
     environment: dict[str, str]
 
 
+class Restart(Message, frozen=True):
+    """End the worker with this pid, which does nothing or sends nonsense; its successor is a new life."""
+
+    life: Life
+    worker_pid: int
+    reason: str
+
+
 class Noted(Message, frozen=True):
     """The answer to a beat: the coordinator is there."""
 
@@ -169,6 +177,7 @@ class Fault(Message, frozen=True):
     kind: str
     message: str
     step: int = -1
+    attempt: int = -1
     leaf: int = -1
     row_ids: tuple[int, ...] = ()
 
@@ -208,6 +217,13 @@ class Task(Message, frozen=True):
     loss: str
     parameters: str
     scalars: dict[str, float]
+
+
+class Cancel(Message, frozen=True):
+    """Nobody needs the answers of this attempt any more: stop at the next leaf, and drop its partials."""
+
+    life: Life
+    attempt: int
 
 
 class LeafRows(Message, frozen=True):
@@ -273,6 +289,14 @@ class Credit(Message, frozen=True):
     upto: int
 
 
+class Received(Message, frozen=True):
+    """A vector has ended. Not `whole`: its hash differs, please offer it again; else it may be forgotten."""
+
+    life: Life
+    stream: int
+    whole: bool
+
+
 # ---- both ways, either connection
 
 
@@ -308,6 +332,7 @@ AnyMessage = Union[  # noqa: UP007 - msgspec reads the union at run time
     Log,
     Left,
     Admit,
+    Restart,
     Noted,
     Hello,
     Progress,
@@ -318,11 +343,13 @@ AnyMessage = Union[  # noqa: UP007 - msgspec reads the union at run time
     Welcome,
     Canary,
     Task,
+    Cancel,
     LeafRows,
     VectorOffer,
     VectorBlock,
     VectorEnd,
     Credit,
+    Received,
     Stale,
     Refuse,
     Bye,
