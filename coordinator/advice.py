@@ -40,26 +40,33 @@ def collapse_advice(metrics: Mapping[str, float]) -> str | None:
 
 
 def kto_weights_advice(labels: npt.NDArray[np.uint8], desirable_weight: float, undesirable_weight: float) -> str | None:
-    """A sentence when the classes' weights do not balance their counts: Eq. 8 of https://arxiv.org/abs/2402.01306.
+    """A sentence when the classes' weights do not balance their counts, by TRL's rule.
 
-    `labels` [N] of the whole training set, 1 where desirable. As TRL: with unequal counts, one of the two weights
-    should bring (weight * count of desirable) / (weight * count of undesirable) to 1 up to 1.33; bounds are rounded to
-    two places.
+    `labels` [N] of the whole training set, 1 where desirable; of a class without rows one is counted. With equal
+    counts no weights are looked at.
     """
     desirable = max(int(np.count_nonzero(labels)), 1)
     undesirable = max(len(labels) - desirable, 1)
     if desirable == undesirable:
         return None
-    up = undesirable * undesirable_weight / desirable
-    down = desirable * desirable_weight / undesirable
-    desirable_range = (round(up, 2), round(up * 1.33, 2))
-    undesirable_range = (round(down / 1.33, 2), round(down, 2))
-    if desirable_range[0] <= desirable_weight <= desirable_range[1]:
-        return None
-    if undesirable_range[0] <= undesirable_weight <= undesirable_range[1]:
+    good, bad = weight_ranges(desirable, undesirable, desirable_weight, undesirable_weight)
+    if good[0] <= desirable_weight <= good[1] or bad[0] <= undesirable_weight <= bad[1]:
         return None
     return (
         f"The data has {desirable} desirable and {undesirable} undesirable rows, which the weights do not balance: set "
-        f"either preference.desirable_weight from {desirable_range[0]:g} to {desirable_range[1]:g} or "
-        f"preference.undesirable_weight from {undesirable_range[0]:g} to {undesirable_range[1]:g}, not both."
+        f"either preference.desirable_weight from {good[0]:g} to {good[1]:g} or "
+        f"preference.undesirable_weight from {bad[0]:g} to {bad[1]:g}, not both."
     )
+
+
+def weight_ranges(
+    desirable: int, undesirable: int, desirable_weight: float, undesirable_weight: float
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Ranges of the desirable and of the undesirable weight, the other one as it is, for counts of rows above 0.
+
+    Within one of them (weight * count of desirable) / (weight * count of undesirable) is 1 to 1.33: Eq. 8 of
+    https://arxiv.org/abs/2402.01306, bounds rounded to two places, as TRL does it.
+    """
+    up = undesirable * undesirable_weight / desirable
+    down = desirable * desirable_weight / undesirable
+    return (round(up, 2), round(up * 1.33, 2)), (round(down / 1.33, 2), round(down, 2))

@@ -7,7 +7,7 @@ The shell (coordinator/fleet.py) carries frames, asks for work and fetches resul
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from mlxdist.coordinator.assign import assign
 from mlxdist.coordinator.hosts import NAME
 from mlxdist.coordinator.roster import Node, speeds
-from mlxdist.coordinator.rounds import Request, Round, leaf_tokens
+from mlxdist.coordinator.rounds import Request, Round, begin_round, leaf_tokens
 from mlxdist.coordinator.uploads import Uploads
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import messages as m
@@ -69,6 +69,7 @@ class Cluster:
     """All nodes and the round in work. `failure` is what the run cannot go on after."""
 
     rules: Rules
+    split: Callable[[Sequence[float], Mapping[str, float], float], dict[str, Span]] = assign
     nodes: dict[str, Node] = field(default_factory=dict)
     introduction: m.Loaded | None = None
     round: Round | None = None
@@ -114,8 +115,8 @@ class Cluster:
         if not (nodes := self.ready()):
             raise NodeError("no node is ready to work")
         self._attempts += 1
-        runs = assign(request.costs, speeds(nodes), PARTIAL_SECONDS)
-        self.round = Round(request, self._attempts, runs)
+        runs = self.split(request.costs, speeds(nodes), PARTIAL_SECONDS)
+        self.round = begin_round(self.round, request, self._attempts, runs)
         self._uploads.limit, self._uploads.reserve = len(nodes) + 1, 1 + (len(request.leaves) - 1).bit_length()
         for name, run in runs.items():
             self._send_work(self.nodes[name], self.round, run)

@@ -104,7 +104,7 @@ class MemoryConfig:
 class PreferenceConfig:
     """[preference]: for dpo and kto only."""
 
-    loss: Text = "sigmoid"  # see LOSSES; kto: "kto"
+    loss: Text = "sigmoid"  # see protocol/losses.py; kto: "kto"
     beta: Positive = 0.1  # how strongly the reference holds the policy
     label_smoothing: Annotated[float, Limits(low=0, under=0.5)] = 0.0  # dpo: chance that a pair's labels are swapped
     desirable_weight: NotNegative = 1.0  # kto: factor on the loss of desirable rows
@@ -150,18 +150,6 @@ _PREFERENCE_RUN = {
 METHOD_DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
     {"sft": {}, "dpo": _PREFERENCE_RUN, "kto": {**_PREFERENCE_RUN, "preference.loss": "kto"}}
 )
-
-LOSSES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "sft": (),
-        "dpo": (
-            *("sigmoid", "hinge", "ipo", "robust", "apo_zero", "apo_down"),
-            *("exo_pair", "nca_pair", "sppo_hard", "discopop"),
-        ),
-        "kto": ("kto", "apo_zero_unpaired"),
-    }
-)
-
 
 NotYet = Mapping[str, tuple[Callable[[Any], bool], str]]
 

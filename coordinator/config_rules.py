@@ -3,17 +3,10 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from mlxdist.coordinator.config import LOSSES, RunConfig
-from mlxdist.coordinator.config_names import nearest
-from mlxdist.coordinator.limits import any_of
+from mlxdist.coordinator.config import RunConfig
+from mlxdist.protocol.losses import loss_fault
 
 ROLES = ("messages", "tools", "text", "prompt", "completion", "chosen", "rejected", "label")
-SMOOTHED = ("sigmoid", "robust", "exo_pair")
-NOT_A_SUM = "its terms depend on other rows than their own, so it is not a sum over rows"
-UNSUITED = {
-    **dict.fromkeys(("aot", "aot_pair", "aot_unpaired"), f"{NOT_A_SUM} (it sorts the whole batch)"),
-    **dict.fromkeys(("bco", "bco_pair"), f"{NOT_A_SUM} (it keeps a running mean)"),
-}
 
 
 @dataclass(frozen=True)
@@ -70,6 +63,12 @@ def keys_of_the_method(config: RunConfig, given: Given) -> Iterator[Broken]:
         yield Broken("data.unpair", f'makes rows for method "kto", the method is "{method}": delete it')
     if config.data.train_on != "last" and method != "sft":
         yield Broken("data.train_on", f'is for method "sft"; "{method}" always trains on the completion: delete it')
+    for key, limit in (
+        ("data.max_prompt_length", config.data.max_prompt_length),
+        ("data.max_completion_length", config.data.max_completion_length),
+    ):
+        if limit and method == "sft":
+            yield Broken(key, 'is for method "dpo" and "kto"; "sft" rows are cut as a whole, by batch.max_length')
     if config.batch.order == "sorted" and method != "sft":
         yield Broken("batch.order", f'is "sorted", which is for method "sft"; "{method}" takes "shuffled"')
     if config.lora.dropout and method != "sft":
@@ -79,18 +78,10 @@ def keys_of_the_method(config: RunConfig, given: Given) -> Iterator[Broken]:
 
 def loss_of_the_method(config: RunConfig, given: Given) -> Iterator[Broken]:
     """The loss belongs to the method, and label smoothing to the loss."""
-    loss, allowed = config.preference.loss, LOSSES[config.method]
     if config.method == "sft":
         return
-    if loss in UNSUITED:
-        yield Broken("preference.loss", f'is "{loss}", which is not supported: {UNSUITED[loss]}')
-    elif loss not in allowed:
-        near = nearest(loss, allowed)
-        meant = f'; did you mean "{near}"?' if near else ""
-        yield Broken("preference.loss", f'is "{loss}", and must be {any_of(allowed)} for "{config.method}"{meant}')
-    elif config.preference.label_smoothing and loss not in SMOOTHED:
-        used = f'is for the losses {any_of(SMOOTHED)} of dpo, the loss is "{loss}": delete it'
-        yield Broken("preference.label_smoothing", used, ("preference.loss",))
+    if fault := loss_fault(config.method, config.preference.loss, config.preference.label_smoothing):
+        yield Broken(*fault, ("preference.loss",))
 
 
 def kto_needs_contrast(config: RunConfig, given: Given) -> Iterator[Broken]:

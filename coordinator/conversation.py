@@ -23,6 +23,7 @@ class Renderer(Protocol):
 
     def render(self, messages: Messages, add_generation_prompt: bool, **kwargs: Any) -> str:
         """The conversation as the model reads it; with `add_generation_prompt`, up to where the assistant speaks."""
+        ...
 
 
 def last_assistant(messages: Messages) -> int:

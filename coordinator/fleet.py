@@ -58,13 +58,24 @@ class Fleet:
         return self._wait(lambda: self._cluster.introduction)
 
     def wait_for_nodes(self, expected: int, min_nodes: int, timeout: float) -> int:
-        """Wait for all `expected` nodes, after `timeout` seconds for `min_nodes`; returns how many are ready."""
+        """Wait for all `expected` nodes, or after `timeout` seconds go on with `min_nodes`; how many are ready.
+
+        Raises NodeError when there are fewer by then.
+        """
         started = self._clock()
 
         def enough() -> int | None:
             ready = len(self._cluster.ready())
-            late = self._clock() - started > timeout
-            return ready if ready >= expected or (late and ready >= min_nodes) else None
+            if ready >= expected:
+                return ready
+            if self._clock() - started <= timeout:
+                return None
+            if ready < min_nodes:
+                raise NodeError(
+                    f"{ready} of {expected} nodes are ready after {timeout:.0f} s, and {min_nodes} are needed: look at "
+                    "the logs of the others, lower coordinator.min_nodes, or raise timing.start_timeout"
+                )
+            return ready
 
         return self._wait(enough)
 
@@ -144,10 +155,14 @@ class Fleet:
             self._freed.append(self._lent)
             self._lent = None
         self._give_back()
-        with self._changed:
-            self._cluster.begin(request)
-            current = self._cluster.round
-        assert current is not None
+
+        def begin() -> Round | None:
+            if self._cluster.ready():  # all may be suspect for a moment
+                self._cluster.begin(request)
+                return self._cluster.round
+            return None
+
+        current = self._wait(begin)
         self._hub.wake()
         return current
 

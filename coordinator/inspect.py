@@ -16,14 +16,15 @@ from mlxdist.coordinator.encoding import Encoding
 from mlxdist.coordinator.faults import RowError
 from mlxdist.coordinator.inspect_facts import Inspection, batch_facts, file_facts, samples
 from mlxdist.coordinator.inspect_view import show
-from mlxdist.coordinator.read import checks, encoding_of, parted
+from mlxdist.coordinator.read import checks, encoding_of, parted, template_notes
 from mlxdist.coordinator.reading import Progress, fields_of, read_source
 from mlxdist.coordinator.records import Source, Splits
 from mlxdist.coordinator.shapes import Shaping, shape_of
 from mlxdist.coordinator.sources import find
-from mlxdist.protocol.errors import DataError
+from mlxdist.protocol.errors import ConfigError, DataError
 
 Method = Literal["sft", "dpo", "kto"]
+TrainOn = Literal["last", "all", "everything"]
 NO_LIMIT = 2**31 - 1
 
 
@@ -66,12 +67,15 @@ def inspect(path: str, model: str, options: InspectOptions, console: Console) ->
 def run_config(path: str, model: str, options: InspectOptions) -> RunConfig:
     """The configuration that the data are read with."""
     if Path(path).suffix == ".toml":
-        config = load(Path(path), options.overrides)
-        return with_options(replace(config, model=model or config.model), options)
+        given = {"model": model, "method": options.method}
+        overrides = [f"{key}={json.dumps(value)}" for key, value in given.items() if value]
+        return with_options(load(Path(path), [*options.overrides, *overrides]), options)
+    if options.overrides:
+        raise ConfigError(f"--set changes the keys of a run.toml, and {path} is none")
     data = DataConfig(path=path)
     method = options.method or guess_method(find(path).train)
     if method not in get_args(Method):
-        raise DataError(f"method {method!r} is not known: sft, dpo or kto")
+        raise ConfigError(f"--method {method}: sft, dpo or kto")
     order: Any = METHOD_DEFAULTS[method].get("batch.order", "sorted")
     batch = replace(BatchConfig(), order=order)
     config = RunConfig(model=model or "none", output=Path("runs"), data=data, batch=batch, method=method)  # type: ignore[arg-type]
@@ -82,6 +86,8 @@ def with_options(config: RunConfig, options: InspectOptions) -> RunConfig:
     """`config` under the options that were given."""
     given = {"max_length": options.max_length, "size": options.batch_size, "micro_size": options.micro_size}
     batch = replace(config.batch, **{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
+    if options.train_on not in (None, *get_args(TrainOn)):
+        raise ConfigError(f"--train-on {options.train_on}: last, all or everything")
     data = config.data if options.train_on is None else replace(config.data, train_on=options.train_on)  # type: ignore[arg-type]
     return replace(config, batch=batch, data=data)
 
@@ -119,6 +125,8 @@ def examine(splits: Splits, encoding: Encoding, *, unit: str, progress: Progress
                 notes += check()
             except DataError as error:
                 refused.append(str(error))
+        if unit == "tokens":  # without a model there is no template to speak of
+            notes += template_notes(files["train"], encoding)
         batch, shown = batch_facts(train, config), samples(train, encoding.tokenizer)
     except DataError as error:
         refused.append(str(error))

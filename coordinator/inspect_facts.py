@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from mlxdist.coordinator.advice import weight_ranges
 from mlxdist.coordinator.config import PreferenceConfig, RunConfig
 from mlxdist.coordinator.leaves import cut
-from mlxdist.coordinator.notes import FITS, length_that_fits, suggested_weights
+from mlxdist.coordinator.notes import FITS, length_that_fits
 from mlxdist.coordinator.order import steps, steps_per_pass
 from mlxdist.coordinator.reading import ReadFile
 from mlxdist.coordinator.rows import RowStore, StoredRows
@@ -202,5 +203,6 @@ def _lengths(lengths: Sequence[int]) -> dict[str, float]:
 
 def _labels(labels: Sequence[int], preference: PreferenceConfig) -> Labels:
     good, bad = sum(labels), len(labels) - sum(labels)
-    weights = suggested_weights(good, bad, preference) if good and bad else (None, None)
+    set_weights = (preference.desirable_weight, preference.undesirable_weight)
+    weights = weight_ranges(good, bad, *set_weights) if good and bad else (None, None)
     return Labels(good, bad, *weights)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from mlxdist.coordinator.advice import kto_weights_advice
 from mlxdist.coordinator.config import BatchConfig, PreferenceConfig, RunConfig
 from mlxdist.coordinator.order import steps_per_pass, total_steps, windows_per_pass
 from mlxdist.coordinator.rows import Rows
@@ -58,9 +59,11 @@ def order_notes(n_rows: int, config: RunConfig) -> list[str]:
     batch, method = config.batch, config.method
     unit = "pairs" if method == "dpo" else "rows"
     if n_rows < batch.size and batch.remainder == "drop":
+        verb = "fills" if n_rows == 1 else "fill"
+        fewer = "1" if n_rows == 1 else f"{n_rows} or less"
         raise DataError(
-            f"{n_rows} {unit} fill no window of batch.size = {batch.size}, so nothing would be trained: "
-            f'set batch.size to {n_rows} or less, or batch.remainder = "keep"'
+            f"{_rows(n_rows, unit)} {verb} no window of batch.size = {batch.size}, so nothing would be trained: "
+            f'set batch.size to {fewer}, or batch.remainder = "keep"'
         )
     if method == "kto":
         _refuse_lone_row(n_rows, batch)
@@ -91,35 +94,12 @@ def order_notes(n_rows: int, config: RunConfig) -> list[str]:
 
 
 def balance_notes(labels: npt.NDArray[np.uint8], preference: PreferenceConfig) -> list[str]:
-    """KTO: the classes, and weights that balance them where they are out of TRL's range."""
-    good, bad = int(labels.sum()), int(len(labels) - labels.sum())
-    if not good or not bad:
-        only = "desirable" if good else "undesirable"
+    """KTO: one class alone, or weights that balance the two where they are out of TRL's range."""
+    if len(set(labels.tolist())) == 1:
+        only = "desirable" if labels[0] else "undesirable"
         return [f"All {len(labels)} rows are {only}: kto works with one class, and better with both."]
-    ratio = good * preference.desirable_weight / max(bad * preference.undesirable_weight, 1e-12)
-    if 1 <= ratio <= 4 / 3:
-        return []
-    desirable, undesirable = suggested_weights(good, bad, preference)
-    return [
-        f"{good} rows are desirable, {bad} undesirable: preference.desirable_weight in "
-        f"[{desirable[0]:.2f}, {desirable[1]:.2f}] or undesirable_weight in "
-        f"[{undesirable[0]:.2f}, {undesirable[1]:.2f}] would balance them."
-    ]
-
-
-def suggested_weights(
-    good: int, bad: int, preference: PreferenceConfig
-) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Ranges of the desirable and of the undesirable weight, the other as it is, as TRL suggests.
-
-    They make desirable to undesirable 1:1 to 4:3. https://arxiv.org/abs/2402.01306, Eq. 9.
-    """
-    desirable = bad * preference.undesirable_weight / good
-    undesirable = good * preference.desirable_weight / bad
-    return (
-        (round(desirable, 2), round(desirable * 1.33, 2)),
-        (round(undesirable / 1.33, 2), round(undesirable, 2)),
-    )
+    advice = kto_weights_advice(labels, preference.desirable_weight, preference.undesirable_weight)
+    return [advice] if advice else []
 
 
 def percent(part: int, whole: int) -> str:

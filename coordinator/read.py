@@ -59,6 +59,7 @@ def read_splits(splits: Splits, encoding: Encoding, *, progress: Progress) -> Da
     notes += said
     for check in checks(files[0], train, encoding):
         notes += check()
+    notes += template_notes(files[0], encoding)
     return Dataset(train, valid, tuple(notes), encoding.tokenizer.pad_id, files[0].store.digest)
 
 
@@ -94,7 +95,7 @@ def checks(file: ReadFile, train: StoredRows, encoding: Encoding) -> list[Callab
     labels = train.labels
     if labels is not None:
         every.append(lambda: balance_notes(labels, config.preference))
-    return [*every, lambda: template_notes(file, encoding)]
+    return every
 
 
 def split(file: ReadFile, fraction: float, seed: int) -> tuple[StoredRows, StoredRows]:

@@ -1,7 +1,8 @@
 """From a source to a store: rows checked, drawn up, encoded many at once and kept as arrays, in one stream."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -34,32 +35,34 @@ class ReadFile:
 def read_source(source: Source, encoding: Encoding, progress: Progress) -> ReadFile:
     """Every good row of `source` in a store, the others as faults. Raises DataError for a file of mixed shapes.
 
-    Memory: one batch of rows as objects at a time, the rest as arrays.
+    Memory: two batches of rows as objects at a time, the rest as arrays.
     """
     config = encoding.config
     shaping = Shaping(config.method, config.data.columns, config.data.unpair)
     store = RowStore(source.name, config.method, config.batch.max_length, encoding.tokenizer.bos_id)
     faults: list[Fault] = []
-    waiting: list[tuple[int, Draft]] = []
     n_rows, n_characters, first, plain = 0, 0, ("", 0), False
-    for record in source.records():
-        n_rows += 1
-        try:
-            fields = fields_of(record, shaping)
-            shape = shape_of(fields, shaping)
-            if not first[0]:
-                first, plain = (shape, record.line), _is_plain(fields)
-            if shape != first[0]:
-                raise _mixed(source.name, first, (shape, record.line))
-            waiting.append((record.line, draft(shape, fields, encoding)))
-            n_characters += sum(map(len, waiting[-1][1].texts))
-        except RowError as reason:
-            faults.append(Fault(source.name, record.line, str(reason), reason.length))
-        if n_rows % BATCH_ROWS == 0 or n_characters >= BATCH_CHARACTERS:
-            faults += _finish(waiting, encoding, store)
-            waiting, n_characters = [], 0
-            progress(f"reading {source.name}", record.share)
-    faults += _finish(waiting, encoding, store)
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        encoder = _Encoder(encoding, store, thread)
+        for record in source.records():
+            n_rows += 1
+            try:
+                fields = fields_of(record, shaping)
+                shape = shape_of(fields, shaping)
+                if not first[0]:
+                    first, plain = (shape, record.line), _is_plain(fields)
+                if shape != first[0]:
+                    raise _mixed(source.name, first, (shape, record.line))
+                made = draft(shape, fields, encoding)
+                encoder.waiting.append((record.line, made))
+                n_characters += sum(map(len, made.texts))
+            except RowError as reason:
+                faults.append(Fault(source.name, record.line, str(reason), reason.length))
+            if n_rows % BATCH_ROWS == 0 or n_characters >= BATCH_CHARACTERS:
+                faults += encoder.turn()
+                n_characters = 0
+                progress(f"reading {source.name}", record.share)
+        faults += [*encoder.turn(), *encoder.turn()]
     progress(f"reading {source.name}", 1.0)
     return ReadFile(store, tuple(sorted(faults, key=lambda fault: fault.line)), n_rows, first[0], plain)
 
@@ -77,14 +80,31 @@ def draft(shape: str, fields: Mapping[str, Any], encoding: Encoding) -> Draft:
     return make(shape, fields, encoding)
 
 
-def _finish(drafts: list[tuple[int, Draft]], encoding: Encoding, store: RowStore) -> Iterator[Fault]:
-    ids = iter(encoding.tokenizer.encode_batch([text for _, each in drafts for text in each.texts]))
-    for line, each in drafts:
-        try:
-            for row in each.finish(list(islice(ids, len(each.texts)))):
-                store.add(line, row.parts, row.length, label=row.label, side=row.side)
-        except RowError as reason:
-            yield Fault(store.name, line, str(reason), reason.length)
+@dataclass
+class _Encoder:
+    """Encodes one batch beside the rendering of the next: a fast tokenizer works without Python's lock."""
+
+    encoding: Encoding
+    store: RowStore
+    thread: ThreadPoolExecutor
+    waiting: list[tuple[int, Draft]] = field(default_factory=list)  # line and texts, not yet given to the tokenizer
+    encoded: list[tuple[int, Draft]] = field(default_factory=list)  # those that it has
+    ids: Future[list[list[int]]] | None = None
+
+    def turn(self) -> list[Fault]:
+        """Give what waits to the tokenizer, and store what it had before. Returns the faults among these."""
+        texts = [text for _, each in self.waiting for text in each.texts]
+        done, ids = self.encoded, iter(self.ids.result() if self.ids else [])
+        self.encoded, self.waiting = self.waiting, []
+        self.ids = self.thread.submit(self.encoding.tokenizer.encode_batch, texts)
+        faults = []
+        for line, each in done:
+            try:
+                for row in each.finish(list(islice(ids, len(each.texts)))):
+                    self.store.add(line, row.parts, row.length, label=row.label, side=row.side)
+            except RowError as reason:
+                faults.append(Fault(self.store.name, line, str(reason), reason.length))
+        return faults
 
 
 def _is_plain(fields: Mapping[str, Any]) -> bool:

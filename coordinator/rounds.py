@@ -64,6 +64,8 @@ class Attempt:
     copy: bool = False  # of what another attempt works on, too slowly
     began: float = 0.0
     expected: float = 0.0  # seconds, by the node's speed when it was given; 0 where that is not known
+    began: float = 0.0
+    expected: float = 0.0  # seconds, by the node's speed when it was given; 0 where that is not known
     answered: set[int] = field(default_factory=set)
     missing: set[Span] = field(default_factory=set)
 
@@ -87,6 +89,8 @@ class Round:
     nonfinite: dict[int, list[str]] = field(default_factory=dict)  # the nodes on which a leaf gave NaN or Inf
     given_again: int = 0  # leaves, each time that another attempt was made
     _given: set[int] = field(default_factory=set)
+    given_again: int = 0  # leaves, each time that another attempt was made
+    _given: set[int] = field(default_factory=set)
 
     @property
     def state(self) -> StepState:
@@ -102,6 +106,9 @@ class Round:
         """Put a run into a node's hands: a pending one, or a copy of one that another node works on."""
         if not copy:
             self.pending = [rest for span in self.pending for rest in without(span, run)]
+        leaves = set(range(run.start, run.stop))
+        self.given_again += len(leaves & self._given)
+        self._given |= leaves
         leaves = set(range(run.start, run.stop))
         self.given_again += len(leaves & self._given)
         self._given |= leaves

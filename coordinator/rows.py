@@ -27,19 +27,24 @@ class Rows(Protocol):
     @property
     def lengths(self) -> npt.NDArray[np.int32]:
         """[N] tokens of each row before any cut, of a pair's longer branch; what the order sorts by."""
+        ...
 
     @property
     def labels(self) -> npt.NDArray[np.uint8] | None:
         """KTO: [N], 1 desirable, 0 undesirable."""
+        ...
 
     def __len__(self) -> int:
         """N."""
+        ...
 
     def rows(self, index: int) -> tuple[Row, ...]:
         """SFT, KTO: the row; DPO: chosen and rejected. At most `max_length` tokens each."""
+        ...
 
     def where(self, index: int) -> str:
         """File and line: "train.jsonl:12"."""
+        ...
 
 
 class PairedRows(Rows, Protocol):
@@ -47,6 +52,7 @@ class PairedRows(Rows, Protocol):
 
     def joined(self, prompt_of: int, completion_of: int) -> Row:
         """The prompt of one row with the completion of another, trimmed to `max_length` as a row of its own."""
+        ...
 
 
 def pack(ids: Sequence[int], spans: Spans) -> Words:

@@ -22,6 +22,7 @@ from mlxdist.coordinator.open_run import open_run
 from mlxdist.coordinator.order import total_steps
 from mlxdist.coordinator.read import Dataset, read
 from mlxdist.coordinator.report import Reporter, Status
+from mlxdist.coordinator.resume import resume_notes
 from mlxdist.coordinator.run_folder import RunFolder, write_json
 from mlxdist.coordinator.saving import Saver
 from mlxdist.coordinator.sockets import RouterHub
@@ -54,6 +55,9 @@ def run(config: RunConfig, hosts: Hosts, *, resume: bool, environ: Mapping[str, 
         report = Reporter(folder, display, clock=time.monotonic)
         try:
             dataset = read(config, progress=report.stage)
+            if resume:
+                for sentence in resume_notes(folder, config, dataset.digest):
+                    report.note(sentence)
             return _with_nodes(config, hosts, folder, dataset, report, resume)
         except KeyboardInterrupt:
             report.note("interrupted before the first step: there is nothing to save")
@@ -101,6 +105,7 @@ def _with_nodes(
             folder.config,
             {
                 **as_json(config),
+                "data_digest": dataset.digest,
                 "numerics_id": spec.numerics_id,
                 "promise": promise.kind,
                 "promise_reason": promise.reason,

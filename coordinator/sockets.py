@@ -45,6 +45,8 @@ class RouterHub:
         router = self._context.socket(zmq.ROUTER)
         router.setsockopt(zmq.LINGER, 0)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        # A node that comes back after a half-open connection must not be refused for its own name.
+        router.setsockopt(zmq.ROUTER_HANDOVER, 1)
         router.setsockopt(zmq.MAXMSGSIZE, MAX_PAYLOAD)
         # Credits bound what is under way, so a high-water mark would only lose small messages.
         router.setsockopt(zmq.SNDHWM, 0)

@@ -1,5 +1,7 @@
 """What a configuration means for the workers: the RunSpec that every welcome carries, and its numerics_id."""
 
+from dataclasses import asdict
+
 import msgspec
 
 from mlxdist.coordinator.config import RunConfig
@@ -11,6 +13,7 @@ HEAD_CHUNK = 256  # positions of the LM head at a time, while head_chunk = "auto
 
 def run_spec(config: RunConfig) -> m.RunSpec:
     """What the workers must know, with the numerics_id of it all."""
+    preferences = config.method != "sft"
     spec = m.RunSpec(
         model=config.model,
         method=config.method,
@@ -34,6 +37,15 @@ def run_spec(config: RunConfig) -> m.RunSpec:
             "eps": config.train.eps,
             "weight_decay": config.train.weight_decay,
             "max_grad_norm": config.train.max_grad_norm,
+            **({f"preference.{key}": value for key, value in asdict(config.preference).items()} if preferences else {}),
+            **_preference(config),
         },
     )
     return msgspec.structs.replace(spec, numerics_id=numerics.numerics_id(spec))
+
+
+def _preference(config: RunConfig) -> dict[str, str]:
+    """What the kept reference log-probs depend on: of whose parameters they are, and as what the loss sees them."""
+    if config.method == "sft":
+        return {}
+    return {"loss": config.preference.loss, "reference": config.preference.reference}

@@ -13,6 +13,7 @@ class Encoder(Protocol):
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text`, nothing added."""
+        ...
 
 
 class Tokenizer(Encoder, Protocol):
@@ -21,24 +22,30 @@ class Tokenizer(Encoder, Protocol):
     @property
     def bos_id(self) -> int | None:
         """The BOS that this tokenizer puts in front of a text when asked for special tokens; None: it puts none."""
+        ...
 
     @property
     def eos_id(self) -> int | None:
         """The token that ends a response."""
+        ...
 
     @property
     def eos_ids(self) -> frozenset[int]:
         """Every token that ends a response, `eos_id` among them."""
+        ...
 
     @property
     def pad_id(self) -> int:
         """What fills a padded row."""
+        ...
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of many texts, faster than one by one."""
+        ...
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens shown."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -56,8 +56,8 @@ class Computer:
 
     def gradient(
         self, leaf: Leaf, *, step: int, loss: str = "sft", scalars: Mapping[str, float] | None = None, inputs: Inputs
-    ) -> tuple[mx.array, RowNumbers]:
-        """The leaf's grad_sum as one flat float32 array in manifest order, and its row numbers (`Objective.columns`).
+    ) -> tuple[Vector, RowNumbers]:
+        """The leaf's grad_sum as one flat float32 vector in manifest order, and its row numbers (`Objective.columns`).
 
         Raises NonFiniteError, naming the leaf and its rows, when either holds NaN or Inf.
         """
@@ -85,7 +85,7 @@ class Computer:
         if not finite.item():
             rows = ", ".join(str(row.row_id) for row in leaf.rows)
             raise NonFiniteError(f"NaN or Inf in step {step}, leaf {leaf.index}, rows {rows}")
-        return flat, np.array(columns, dtype=np.float32)
+        return np.array(flat), np.array(columns, dtype=np.float32)
 
     def canary(self) -> Iterator[str]:
         """SHA-256 of the canary leaf's gradient and row numbers, each time it is computed."""
@@ -127,8 +127,6 @@ class Computer:
         return [mx.where(mx.isnan(old), new, old) for old, new in zip(known, fresh, strict=True)]
 
 
-def add(left: mx.array, right: mx.array) -> mx.array:
-    """The sum of two flat gradients, evaluated, so that neither is kept by a graph."""
-    total = left + right
-    mx.eval(total)
-    return total
+def add(left: Vector, right: Vector) -> Vector:
+    """The sum of two grad_sums, written into `left`. By the CPU, as at the coordinator: a GPU may flush subnormals."""
+    return np.add(left, right, out=left)

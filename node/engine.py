@@ -102,7 +102,7 @@ class Engine:
             clock = now
             say(message, np.ascontiguousarray(numbers).tobytes())
 
-        def one(index: int) -> mx.array:
+        def one(index: int) -> Vector:
             leaf, inputs = work.leaves[index - task.start], work.numbers[index - task.start]
             flat, numbers = computer.gradient(leaf, step=task.step, loss=task.loss, scalars=task.scalars, inputs=inputs)
             answer(leaf, numbers)
@@ -113,7 +113,7 @@ class Engine:
                 answer(leaf, computer.score(leaf, task.parameters))
             return
         for span in subtrees(task.total, Span(task.start, task.stop)):
-            offer(task, span, np.array(fold_span(span, one, add), dtype=np.float32))
+            offer(task, span, fold_span(span, one, add))
 
 
 def _introduction(life: m.Life, loaded: LoadedModel) -> m.Loaded:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from os import environ, getpid
 
@@ -18,6 +19,7 @@ import msgspec
 import psutil
 
 from mlxdist.protocol import messages as m
+from mlxdist.protocol.errors import WireError
 from mlxdist.protocol.transport import Link
 from mlxdist.protocol.wire import decode, encode
 
@@ -62,8 +64,9 @@ class Worker:
         """Send the worker to a coordinator."""
         assert self.process.stdin is not None
         line = msgspec.json.encode({"endpoint": endpoint, "name": name, "life": life}).decode()
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
+        with suppress(BrokenPipeError):  # it has just ended: the next look at it says why
+            self.process.stdin.write(line + "\n")
+            self.process.stdin.flush()
 
     def cause_of_exit(self) -> str | None:
         """Why the worker ended, as a sentence; None while it runs."""
@@ -138,9 +141,13 @@ class Supervisor:
         try:
             while self.exit_code is None:
                 for frames in self.link.receive(min(self.beat_seconds, 0.5)):
-                    message, _ = decode(frames)
                     self.heard = self.clock()
-                    self._handle(message)
+                    try:
+                        message, _ = decode(frames)
+                    except WireError as error:
+                        self._leave(1, f"the coordinator cannot be understood: {error}")
+                    else:
+                        self._handle(message)
                 if orphaned.is_set():
                     self._leave(0, "the launcher is gone")
                 if self.exit_code is None:

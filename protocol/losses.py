@@ -49,33 +49,30 @@ REFUSED = {
 }
 
 
-def check_loss(method: str, loss: str, label_smoothing: float = 0.0) -> None:
-    """Refuse a preference loss that cannot be trained as asked.
+def loss_fault(method: str, loss: str, label_smoothing: float = 0.0) -> tuple[str, str] | None:
+    """What cannot be trained as asked: the key at fault and the sentence after it. None when all is well.
 
-    `method` is "dpo" or "kto". Raises ConfigError naming the key, the reason and what is allowed.
+    `method` is "dpo" or "kto".
     """
     allowed = LOSSES[method]
-    choice = f'preference.loss = "{loss}"'
-    listed = ", ".join(allowed)
-    if loss not in allowed:
-        for other, names in LOSSES.items():
-            if loss in names:
-                raise ConfigError(
-                    f'{choice} belongs to method = "{other}"; this run has method = "{method}". Use one of {listed}.'
-                )
-        if loss in REFUSED:
-            raise ConfigError(f"{choice} is not supported: {REFUSED[loss]}. For {method}, use one of {listed}.")
-        near = get_close_matches(loss, allowed, n=1)
-        hint = f' Did you mean "{near[0]}"?' if near else ""
-        raise ConfigError(f"{choice} is not a loss.{hint} For {method}, use one of {listed}.")
-    if not 0.0 <= label_smoothing < 0.5:
-        raise ConfigError(
-            f"preference.label_smoothing = {label_smoothing:g} is out of range: it is the share of pairs whose labels "
-            "are swapped, from 0 up to, not including, 0.5."
-        )
-    if label_smoothing > 0.0 and loss not in LABEL_SMOOTHING:
-        smoothed = ", ".join(name for name in DPO_LOSSES if name in LABEL_SMOOTHING)
-        raise ConfigError(
-            f"preference.label_smoothing = {label_smoothing:g} has no meaning with {choice}. Set it to 0; the losses "
-            f"that read it are DPO's {smoothed}."
-        )
+    listed = ", ".join(f'"{name}"' for name in allowed)
+    if loss in allowed:
+        if not label_smoothing or loss in LABEL_SMOOTHING:
+            return None
+        smoothed = ", ".join(f'"{name}"' for name in DPO_LOSSES if name in LABEL_SMOOTHING)
+        return "preference.label_smoothing", f'is for the losses {smoothed} of dpo, the loss is "{loss}": delete it'
+    cure = f'"{method}" takes one of {listed}'
+    if loss in REFUSED:
+        return "preference.loss", f'is "{loss}", which is not supported: {REFUSED[loss]}; {cure}'
+    for other, names in LOSSES.items():
+        if loss in names:
+            return "preference.loss", f'is "{loss}", which is for method "{other}"; {cure}'
+    near = get_close_matches(loss, allowed, n=1)
+    meant = f'; did you mean "{near[0]}"?' if near else ""
+    return "preference.loss", f'is "{loss}", which is no loss: {cure}{meant}'
+
+
+def check_loss(method: str, loss: str) -> None:
+    """Refuse a loss that is not one of the method's. Raises ConfigError with what is wrong and what is allowed."""
+    if fault := loss_fault(method, loss):
+        raise ConfigError(" ".join(fault))

@@ -43,18 +43,22 @@ class OutgoingVector:
     digest: str = ""
     sent: int = 0
     granted: int = 0
+    _hash: "hashlib._Hash" = field(default_factory=hashlib.sha256)
+    _hashed: int = 0  # blocks
 
     def credit(self, upto: int) -> None:
         """The receiver has room up to this block; an older credit changes nothing."""
         self.granted = max(self.granted, min(upto, block_count(len(self.vector))))
 
     def blocks(self) -> Iterator[tuple[int, memoryview]]:
-        """The (index, bytes) that may be sent now, each once."""
+        """The (index, bytes) that may be sent now, each once. A block is hashed after it is taken, while it travels."""
         flat = _bytes(self.vector)
         while self.sent < self.granted:
             index = self.sent
             self.sent += 1
             yield index, flat[index * BLOCK_BYTES : (index + 1) * BLOCK_BYTES]
+            if not self.digest:
+                self._hash_upto(index + 1)
 
     @property
     def all_sent(self) -> bool:
@@ -63,7 +67,13 @@ class OutgoingVector:
 
     def end(self) -> str:
         """The hash that the END carries."""
-        return self.digest or digest(self.vector)
+        if not self.digest:
+            self._hash_upto(block_count(len(self.vector)))
+        return self.digest or self._hash.hexdigest()
+
+    def _hash_upto(self, blocks: int) -> None:
+        self._hash.update(_bytes(self.vector)[self._hashed * BLOCK_BYTES : blocks * BLOCK_BYTES])
+        self._hashed = max(self._hashed, blocks)
 
 
 @dataclass

@@ -12,7 +12,7 @@ from mlxdist.coordinator.inspect import InspectOptions, examine, guess_method, i
 from mlxdist.coordinator.inspect_facts import Bin, Inspection, histogram
 from mlxdist.coordinator.inspect_view import show
 from mlxdist.coordinator.sources import find
-from mlxdist.protocol.errors import DataError
+from mlxdist.protocol.errors import ConfigError
 from tests.data_toys import texts, toy_config, toy_encoding, write_rows
 
 USER, YO = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}
@@ -148,9 +148,21 @@ def test_the_method_is_guessed_by_the_first_row_that_has_a_shape(tmp_path: Path,
     assert guess_method(find(str(write_rows(tmp_path / "a.jsonl", [5, row]))).train) == method
 
 
-def test_an_unknown_method_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="sft, dpo or kto"):
-        command(write_rows(tmp_path / "a.jsonl", texts(5)), method="ppo")
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"method": "ppo"}, "--method ppo: sft, dpo or kto"),
+        ({"train_on": "first"}, "--train-on first: last, all or everything"),
+        ({"overrides": ["batch.size=3"]}, "--set changes the keys of a run.toml"),
+    ],
+)
+def test_an_option_that_cannot_hold_is_refused(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        command(write_rows(tmp_path / "a.jsonl", texts(5)), **options)
+
+
+def test_without_a_model_no_template_is_spoken_of(tmp_path: Path) -> None:
+    assert "template" not in command(write_rows(tmp_path / "a.jsonl", [{"prompt": "p", "completion": "c"}] * 8))[1]
 
 
 def test_a_run_file_is_inspected_with_its_own_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,6 +77,9 @@ def test_nothing_is_said_where_every_row_is_trained_as_it_is(tmp_path: Path) -> 
 
 
 def test_fewer_rows_than_a_window_are_refused_under_drop_with_the_cure(tmp_path: Path) -> None:
+    assert "1 row fills no window of batch.size = 8, so nothing would be trained: set batch.size to 1, or" in refusal(
+        tmp_path, texts(3), size=8
+    )
     said = refusal(tmp_path, texts(3, 3, 3), size=8)
     assert 'set batch.size to 3 or less, or batch.remainder = "keep"' in said
 
@@ -104,8 +107,8 @@ def test_a_kto_step_of_one_row_is_refused_with_the_cure(tmp_path: Path, count: i
         (4, 0, "All 4 rows are desirable: kto works with one class, and better with both."),
         (
             *(2, 6),
-            "2 rows are desirable, 6 undesirable: preference.desirable_weight in [3.00, 3.99] or "
-            "undesirable_weight in [0.25, 0.33] would balance them.",
+            "The data has 2 desirable and 6 undesirable rows, which the weights do not balance: set either "
+            "preference.desirable_weight from 3 to 3.99 or preference.undesirable_weight from 0.25 to 0.33, not both.",
         ),
     ],
 )

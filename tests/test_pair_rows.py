@@ -67,7 +67,7 @@ def test_a_pair_that_cannot_be_trained_on_is_named_with_its_reason(tmp_path: Pat
 
 def test_a_long_pair_is_cut_on_the_left_so_that_the_response_and_its_eos_stay(tmp_path: Path) -> None:
     row = {"prompt": "0123456789", "chosen": "yes", "rejected": "a long response"}
-    cut = {"max_length": 8, "max_cut": 1.0}
+    cut: dict[str, Any] = {"max_length": 8, "max_cut": 1.0}
     assert one(tmp_path, row, **cut) == "6789[yes</s>] / e[sponse</s>]"
     assert one(tmp_path, row, **cut, tokenizer=ToyTokenizer(bos_id=1)) == "<s>789[yes</s>] / <s>[sponse</s>]"
 
@@ -80,7 +80,7 @@ def test_prompt_and_completion_have_limits_of_their_own(tmp_path: Path) -> None:
 def test_thinking_is_off_for_prompts_unless_the_run_says_otherwise(tmp_path: Path) -> None:
     row = {"prompt": [USER], "chosen": "yes", "rejected": "no"}
     assert one(tmp_path, row, template=thinking_template).startswith(f"{CHAT}<think></think>[yes")
-    on = {"chat_template_kwargs": {"enable_thinking": True}}
+    on: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": True}}
     assert one(tmp_path, row, template=thinking_template, **on).startswith(f"{CHAT}[yes")
     both = {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]}
     assert one(tmp_path, both, template=thinking_template).startswith(f"{CHAT}<think></think>[good</>]")
@@ -107,7 +107,7 @@ def test_any_other_label_is_an_error(tmp_path: Path, label: Any) -> None:
 
 def test_a_kto_row_keeps_the_eos_of_a_capped_completion_and_trims_the_prompt_on_the_left(tmp_path: Path) -> None:
     row = {"prompt": "0123456789", "completion": "answer", "label": True}
-    cut = {"max_cut": 1.0}
+    cut: dict[str, Any] = {"max_cut": 1.0}
     assert one(tmp_path, row, "kto", max_length=10, **cut) == "789[answer</s>]"
     assert one(tmp_path, row, "kto", max_length=5, **cut) == "a[nsw</s>]"
     assert one(tmp_path, row, "kto", max_completion_length=3) == "0123456789[an</s>]"

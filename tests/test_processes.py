@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import mlx_lm
@@ -17,25 +17,15 @@ import pytest
 
 from mlxdist.coordinator.config import BatchConfig, DataConfig, LoraConfig, RunConfig, TrainConfig
 from mlxdist.coordinator.run import run
+from mlxdist.protocol.errors import UserError
 from tests.model_folder import WORDS, llama_folder
-from tests.node_pools import Pools, node_pools
+from tests.node_pools import Pools
 from tests.plain_loops import Recipe, Trainer, log_probs
 from tests.plain_model import PlainRow
 
 pytestmark = pytest.mark.slow
 
 GONE_SECONDS = 15.0
-
-
-@pytest.fixture(scope="session")
-def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pools]:
-    with node_pools(tmp_path_factory.mktemp("pools")) as pools:
-        yield pools
-
-
-@pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return llama_folder(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="session")
@@ -205,6 +195,24 @@ def test_a_resumed_run_has_the_bits_of_an_unbroken_one(model: Path, data: Path, 
     assert sha(broken / "run/adapters.safetensors") == sha(whole / "run/adapters.safetensors")
     losses = [json.loads((folder / "run/metrics.json").read_text())["train_losses"] for folder in (whole, broken)]
     assert losses[0] == losses[1]
+
+
+def test_a_run_is_not_resumed_under_settings_that_mean_something_else(
+    pools: Pools, model: Path, data: Path, tmp_path: Path
+) -> None:
+    config = configured(model, data, tmp_path / "run", BatchConfig(size=8))
+    assert run(config, pools.hosts(1), resume=False, environ={}) == 0
+    faster = replace(config, train=replace(config.train, learning_rate=2e-2))
+    with pytest.raises(UserError, match=r"train\.learning_rate was 0\.01, is 0\.02"):
+        run(faster, pools.hosts(1), resume=True, environ={})
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "train.jsonl").write_text((data / "train.jsonl").read_text().replace("w1 ", "w2 "))
+    with pytest.raises(UserError, match="the training rows"):
+        run(replace(config, data=DataConfig(path=str(other))), pools.hosts(1), resume=True, environ={})
+    longer = replace(config, train=replace(config.train, steps=7))
+    assert run(longer, pools.hosts(2), resume=True, environ={}) == 0
+    assert len(json.loads((tmp_path / "run/metrics.json").read_text())["train_losses"]) == 7
 
 
 def test_no_process_outlives_a_killed_coordinator(model: Path, data: Path, tmp_path: Path) -> None:

@@ -141,14 +141,14 @@ class WatchedTokenizer(ToyTokenizer):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         self.calls.append((len(texts), sum(map(len, texts))))
-        return super().encode_batch(texts)
+        return [[7] * len(text) for text in texts]
 
 
 @pytest.mark.parametrize(("rows", "length"), [(3000, 2), (8, 300_000)])
 def test_rows_are_encoded_in_batches_that_neither_many_nor_long_rows_make_large(
     tmp_path: Path, rows: int, length: int
 ) -> None:
-    watched = WatchedTokenizer(pieces={})
+    watched = WatchedTokenizer()
     data = toy_read(tmp_path, texts(*[length] * rows), tokenizer=watched, max_cut=1.0)
     assert len(data.train) == rows
     assert max(count for count, _ in watched.calls) <= 1024

@@ -142,7 +142,7 @@ def test_a_task_starts_with_its_last_row_or_block_whatever_the_order() -> None:
                 assert_whole(session.work.pop(), task)
 
 
-@settings(max_examples=300)
+@settings(max_examples=200)
 @given(st.data())
 def test_any_interleaving_of_adapters_and_tasks_does_every_task_once_in_order(data: st.DataObject) -> None:
     # A task follows the one before it, its rows follow it in any order, and the adapter's stream is apart.
@@ -380,7 +380,7 @@ def test_what_a_worker_is_never_sent_is_refused(message: Message) -> None:
         tell(session, (msgspec.structs.replace(message, life=LIFE), b""))
 
 
-@settings(max_examples=300)
+@settings(max_examples=200)
 @given(st.data())
 def test_any_sequence_of_legal_messages_is_work_or_an_error_of_the_house(data: st.DataObject) -> None:
     task = task_of(0, 2)
@@ -453,7 +453,7 @@ def test_an_offer_names_step_attempt_version_subtree_and_slice() -> None:
     assert offered(session, SMALL, Span(0, 1))[0].stream == 2
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(st.lists(st.integers(-1, 20), max_size=8))
 def test_a_partial_goes_as_far_as_its_credits_and_ends_with_its_hash(credits: Sequence[int]) -> None:
     session = new_session(LARGE)

@@ -69,7 +69,7 @@ def test_any_length_arrives_with_the_same_bytes(elements: int) -> None:
     assert digest(vector) == OutgoingVector(1, vector).end() == hashlib.sha256(vector.tobytes()).hexdigest()
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(st.sampled_from(LENGTHS), st.data())
 def test_any_interleaving_of_blocks_and_credits_arrives_within_the_window(elements: int, data: st.DataObject) -> None:
     vector = vector_of(elements)

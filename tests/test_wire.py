@@ -296,7 +296,7 @@ def never_anything_but_a_wire_error(frames: Sequence[bytes]) -> bool:
     return True
 
 
-@settings(max_examples=2000)
+@settings(max_examples=1000)
 @given(st.binary(max_size=120))
 def test_random_headers_are_refused(header: bytes) -> None:
     assert not never_anything_but_a_wire_error(with_header(header))
@@ -307,7 +307,7 @@ def test_random_frames_are_refused(frames: list[bytes]) -> None:
     assert not never_anything_but_a_wire_error(frames)
 
 
-@settings(max_examples=1500)
+@settings(max_examples=1000)
 @given(ANY_MESSAGE, st.data())
 def test_a_damaged_header_is_refused_or_is_another_message(message: Message, data: st.DataObject) -> None:
     header = bytearray(frames_of(message)[1])

@@ -1,0 +1,227 @@
+"""A coordinator's cluster on a workbench: nodes that say what the test wants, a clock that the test moves, no model."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+
+from mlxdist.coordinator.cluster import Cluster, Rules
+from mlxdist.coordinator.rounds import Request
+from mlxdist.protocol import manifest as manifests
+from mlxdist.protocol import messages as m
+from mlxdist.protocol.errors import MlxdistError
+from mlxdist.protocol.leaves import Leaf, Row
+from mlxdist.protocol.manifest import Manifest
+from mlxdist.protocol.messages import Life, Message
+from mlxdist.protocol.transport import CONTROL, DATA, Parcel
+from mlxdist.protocol.tree import Span
+from mlxdist.protocol.vectors import Vector, digest
+from mlxdist.protocol.wire import decode, encode
+from tests.example_messages import example
+
+M = TypeVar("M", bound=Message)
+
+SPEC: m.RunSpec = example(m.RunSpec)
+VERSIONS = {"mlx": "0.32.4", "mlx-lm": "0.32.2"}
+MODEL_HASH = "0123456789abcdef" * 4
+MANIFEST = manifests.make({"model.layers.0.q_proj.lora_a": (2, 3), "model.layers.0.q_proj.lora_b": (3, 2)})
+CANARY = ("same", "same", "same")
+ELEMENTS = manifests.size(MANIFEST)
+PARTIAL = np.arange(ELEMENTS, dtype=np.float32)
+ADAPTER = np.full(ELEMENTS, np.float32(0.25))
+
+
+def new_cluster() -> Cluster:
+    """A cluster with the default timing."""
+    return Cluster(
+        Rules(
+            run="run",
+            incarnation=5,
+            spec=SPEC,
+            versions=VERSIONS,
+            data_port=7001,
+            beat_seconds=2.0,
+            suspect_seconds=6.0,
+            dead_seconds=15.0,
+        )
+    )
+
+
+def introduction(life: Life, manifest: Manifest = MANIFEST, model_hash: str = MODEL_HASH) -> m.Loaded:
+    """What a worker says of its model."""
+    return m.Loaded(life, model_hash, manifest, {}, 1, 96, "")
+
+
+@dataclass
+class Bench:
+    """The cluster, the time, and what was sent to whom."""
+
+    cluster: Cluster = field(default_factory=new_cluster)
+    now: float = 100.0
+    mail: dict[tuple[str, bytes], list[tuple[Message, bytes]]] = field(default_factory=lambda: defaultdict(list))
+
+    def post(self, channel: str, peer: bytes, message: Message, payload: bytes = b"") -> None:
+        """One message to the cluster, and its answers into the mail."""
+        self.cluster.receive(Parcel(channel, peer, encode(message, payload)), self.now)
+        self.collect()
+
+    def collect(self) -> None:
+        """What the cluster wants to send, into the mail."""
+        for parcel in self.cluster.take_outgoing():
+            message, payload = decode(parcel.frames)
+            self.mail[parcel.channel, parcel.peer].append((message, bytes(payload)))
+
+    def begin(self, request: Request) -> None:
+        """A round."""
+        self.cluster.begin(request)
+        self.collect()
+
+    def tick(self, seconds: float) -> None:
+        """Time goes by without a message."""
+        self.now += seconds
+        self.cluster.tick(self.now)
+
+    def ready(self, *names: str) -> "list[ScriptedNode]":
+        """Nodes that have answered the canary."""
+        nodes = [ScriptedNode(self, name) for name in names]
+        for node in nodes:
+            node.get_ready()
+        return nodes
+
+    @property
+    def failure(self) -> str:
+        """What the run cannot go on after, or nothing."""
+        return str(self.cluster.failure or "")
+
+
+@dataclass
+class ScriptedNode:
+    """A node's two peers."""
+
+    bench: Bench
+    name: str
+    pid: int = 1
+
+    @property
+    def control(self) -> bytes:
+        return f"{self.name}/{self.pid}".encode()
+
+    @property
+    def data(self) -> bytes:
+        return f"{self.name}#{self.pid}".encode()
+
+    @property
+    def life(self) -> Life:
+        return self.bench.cluster.nodes[self.name].life
+
+    @property
+    def state(self) -> str:
+        return self.bench.cluster.nodes[self.name].state.value
+
+    def say(self, message: Message, payload: bytes = b"") -> None:
+        """On the data connection."""
+        self.bench.post(DATA, self.data, message, payload)
+
+    def tell(self, message: Message) -> None:
+        """On the control connection."""
+        self.bench.post(CONTROL, self.control, message)
+
+    def heard(self, kind: type[M], channel: str = DATA) -> list[M]:
+        """The messages of one type that came since the last time; the others are forgotten."""
+        mail = self.bench.mail.pop((channel, self.data if channel == DATA else self.control), [])
+        return [message for message, _ in mail if isinstance(message, kind)]
+
+    def enlist(self) -> None:
+        self.tell(m.Enlist(m.PROTOCOL_VERSION, self.name, self.pid, 0, {}))
+
+    def hello(self, **versions: str) -> None:
+        self.say(m.Hello(self.life, m.PROTOCOL_VERSION, self.name, {**VERSIONS, **versions}))
+
+    def get_ready(self, manifest: Manifest = MANIFEST, canary: Sequence[str] = CANARY) -> None:
+        self.enlist()
+        self.hello()
+        self.say(introduction(self.life, manifest))
+        self.say(m.CanaryAnswer(self.life, tuple(canary)))
+
+    def beat(self) -> None:
+        self.tell(m.Beat(self.life, 1, 2, 3))
+
+    def answer(self, leaf: int, **changes: Any) -> tuple[m.LeafAnswer, bytes]:
+        """The answer to a leaf of the round in work, with one row number."""
+        current = self.bench.cluster.round
+        assert current is not None
+        request = current.request
+        values = {
+            "life": self.life,
+            "step": request.step,
+            "attempt": current.attempt,
+            "adapter_version": request.adapter_version,
+            "leaf": leaf,
+            "columns": 1,
+            "seconds": 0.5,
+            "peak_bytes": 10,
+        }
+        return m.LeafAnswer(**{**values, **changes}), np.float32([leaf]).tobytes()
+
+    def offer(self, span: Span, stream: int = 1, manifest: Manifest = MANIFEST, **changes: Any) -> m.VectorOffer:
+        """The offer of a partial of the round in work."""
+        current = self.bench.cluster.round
+        assert current is not None
+        request, elements = current.request, manifests.size(manifest)
+        values = {
+            "life": self.life,
+            "stream": stream,
+            "kind": "partial",
+            "adapter_version": request.adapter_version,
+            "elements": elements,
+            "step": request.step,
+            "attempt": current.attempt,
+            "start": span.start,
+            "stop": span.stop,
+            "slice_start": 0,
+            "slice_stop": elements,
+        }
+        return m.VectorOffer(**{**values, **changes})
+
+    def send(self, stream: int, vector: Vector) -> None:
+        """A vector of one block, and its end."""
+        self.say(m.VectorBlock(self.life, stream, 0), vector.tobytes())
+        self.say(m.VectorEnd(self.life, stream, digest(vector)))
+
+
+def leaf_of(index: int, tokens: int = 8) -> Leaf:
+    """A leaf of one row."""
+    ids = np.full(tokens, index % 96, np.int32)
+    return Leaf(index, (Row(index, ids, np.ones(tokens, np.uint8)),), (tokens,))
+
+
+def request_of(leaves: int, *, step: int = 4, version: int = 3, verb: str = "gradient") -> Request:
+    """A request over equal leaves."""
+    return Request(verb, step, version, tuple(leaf_of(index) for index in range(leaves)))
+
+
+def snapshot(bench: Bench) -> Any:
+    """What must not change when a message does not count."""
+    cluster, current = bench.cluster, bench.cluster.round
+    nodes = {
+        name: (node.life, node.state, node.data, node.canary, node.tokens_per_second)
+        for name, node in cluster.nodes.items()
+    }
+    work = current and (dict(current.answers), set(current.missing), list(current.partials))
+    return nodes, work, cluster._uploads.held, dict(cluster._uploads._waiting), cluster.failure, cluster.introduction
+
+
+def working(bench: Bench, *names: str, leaves: int = 4) -> list[ScriptedNode]:
+    """Ready nodes with a round of equal leaves in work."""
+    nodes = bench.ready(*names)
+    bench.cluster.set_adapter(3, ADAPTER)
+    bench.begin(request_of(leaves))
+    return nodes
+
+
+def failed_with(bench: Bench, kind: type[MlxdistError], *words: str) -> None:
+    assert type(bench.cluster.failure) is kind
+    for word in words:
+        assert word in bench.failure
