@@ -64,8 +64,6 @@ class Attempt:
     copy: bool = False  # of what another attempt works on, too slowly
     began: float = 0.0
     expected: float = 0.0  # seconds, by the node's speed when it was given; 0 where that is not known
-    began: float = 0.0
-    expected: float = 0.0  # seconds, by the node's speed when it was given; 0 where that is not known
     answered: set[int] = field(default_factory=set)
     missing: set[Span] = field(default_factory=set)
 
@@ -89,8 +87,6 @@ class Round:
     nonfinite: dict[int, list[str]] = field(default_factory=dict)  # the nodes on which a leaf gave NaN or Inf
     given_again: int = 0  # leaves, each time that another attempt was made
     _given: set[int] = field(default_factory=set)
-    given_again: int = 0  # leaves, each time that another attempt was made
-    _given: set[int] = field(default_factory=set)
 
     @property
     def state(self) -> StepState:
@@ -106,9 +102,6 @@ class Round:
         """Put a run into a node's hands: a pending one, or a copy of one that another node works on."""
         if not copy:
             self.pending = [rest for span in self.pending for rest in without(span, run)]
-        leaves = set(range(run.start, run.stop))
-        self.given_again += len(leaves & self._given)
-        self._given |= leaves
         leaves = set(range(run.start, run.stop))
         self.given_again += len(leaves & self._given)
         self._given |= leaves
@@ -213,6 +206,8 @@ def begin_round(before: Round | None, request: Request) -> Round:
         request.adapter_version,
     )
     state = before.state if before is not None and same else StepState.PLANNED
+    if state is StepState.SCORED and request.verb == "score":
+        state = StepState.PLANNED  # an evaluation scores more than once
     event = StepEvent.SCORE_BEGUN if request.verb == "score" else StepEvent.GRADIENT_BEGUN
     return Round(request, advance(STEP_TRANSITIONS, state, event), [Span(0, len(request.leaves))])
 

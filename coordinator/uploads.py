@@ -14,7 +14,11 @@ import numpy as np
 from mlxdist.protocol.errors import WireError
 from mlxdist.protocol.messages import VectorOffer
 from mlxdist.protocol.tree import Span
-from mlxdist.protocol.vectors import IncomingVector, Vector
+from mlxdist.protocol.vectors import IncomingVector, Vector, block_count
+
+
+class DamagedError(WireError):
+    """A vector came whole, and with another hash."""
 
 
 @dataclass
@@ -56,16 +60,20 @@ class Uploads:
         return vector.upto
 
     def end(self, name: str, stream: int, digest: str) -> tuple[Span, Vector]:
-        """The vector is whole: its subtree and its buffer. Raises WireError when its hash differs."""
+        """The vector is whole: its subtree and its buffer.
+
+        Raises DamagedError, its buffer free again, when the hash differs; WireError when blocks are missing.
+        """
         span, vector = self._find(name, stream)
-        vector.end(digest)
+        try:
+            vector.end(digest)
+        except WireError as error:
+            if vector.received < block_count(len(vector.buffer)):
+                raise
+            self._free_again((name, stream))
+            raise DamagedError(f"the partial over {span} arrived damaged") from error
         del self._arriving[name, stream]
         return span, vector.buffer
-
-    def refuse(self, name: str, stream: int) -> None:
-        """A vector that ended with another hash: its buffer is free, and it may be offered again."""
-        _, vector = self._arriving.pop((name, stream))
-        self.release(vector.buffer)
 
     def stalled(self, name: str) -> bool:
         """Whether the node waits for room, and for nothing of its own."""
@@ -77,7 +85,7 @@ class Uploads:
             del self._waiting[key]
             yield key
         for key in [key for key, (span, _) in self._arriving.items() if span not in needed]:
-            self.refuse(*key)
+            self._free_again(key)
             yield key
 
     def release(self, buffer: Vector) -> None:
@@ -90,8 +98,11 @@ class Uploads:
         for key in [key for key in self._waiting if key[0] == name]:
             del self._waiting[key]
         for key in [key for key in self._arriving if key[0] == name]:
-            _, vector = self._arriving.pop(key)
-            self.release(vector.buffer)
+            self._free_again(key)
+
+    def _free_again(self, key: tuple[str, int]) -> None:
+        _, vector = self._arriving.pop(key)
+        self.release(vector.buffer)
 
     def _arrives(self, offer: VectorOffer) -> bool:
         return any(span == Span(offer.start, offer.stop) for span, _ in self._arriving.values())

@@ -102,6 +102,7 @@ class Admit(Message, frozen=True):
     data_port: int
     beat_seconds: float
     environment: dict[str, str]
+    restart_seconds: float = 1.0  # before a worker that ended is started again; doubled each time
 
 
 class Restart(Message, frozen=True):
@@ -220,7 +221,7 @@ class Task(Message, frozen=True):
 
 
 class Cancel(Message, frozen=True):
-    """Nobody needs the answers of this attempt any more: stop at the next leaf, and drop its partials."""
+    """Nobody needs the answers of this attempt any more: stop at the next leaf. The worker says it back once it has."""
 
     life: Life
     attempt: int

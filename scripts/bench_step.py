@@ -37,7 +37,8 @@ import mlx.nn as nn  # noqa: E402
 import numpy as np  # noqa: E402
 
 from mlxdist.coordinator import adapter as adapters  # noqa: E402
-from mlxdist.coordinator.cluster import Cluster, Rules  # noqa: E402
+from mlxdist.coordinator.cluster import Cluster  # noqa: E402
+from mlxdist.coordinator.rules import Rules  # noqa: E402
 from mlxdist.coordinator.config import RunConfig  # noqa: E402
 from mlxdist.coordinator.config_load import load as load_config  # noqa: E402
 from mlxdist.coordinator.fleet import Fleet  # noqa: E402
