@@ -2,11 +2,14 @@
 
 import os
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from mlxdist.node.blas import use_openblas
+from tests.node_pools import Pools, node_pools
 
 # One thread and no TF32: with more threads, or with TF32, the same sum has other bits.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
@@ -23,3 +26,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what needs macOS on other systems."""
     if sys.platform != "darwin" and item.get_closest_marker("mac") is not None:
         pytest.skip("needs macOS")
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny random llama with its tokenizer, float32."""
+    from tests.model_folder import llama_folder  # brings mlx, which no quick test of the coordinator needs
+
+    return llama_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pools]:
+    """Pools of real nodes, each started when it is first asked for."""
+    with node_pools(tmp_path_factory.mktemp("pools")) as pools:
+        yield pools
