@@ -9,17 +9,21 @@ from mlxdist.protocol.tree import Span, subtrees
 MAX_UNITS = 48  # split points considered; more leaves are first grouped into whole subtrees
 
 
-def assign(costs: Sequence[float], speeds: Mapping[str, float], partial_seconds: float) -> dict[str, Span]:
+def assign(
+    costs: Sequence[float], speeds: Mapping[str, float], partial_seconds: float, run: Span | None = None
+) -> dict[str, Span]:
     """Runs of leaves per node, in the order of `speeds`, so that the slowest node is done as early as possible.
 
-    `costs`: tokens per leaf. `speeds`: tokens per second per node, all > 0. A node that gets nothing is left out.
-    Of equally fast splits one with few partials is taken, then one that is even in leaves.
+    `costs`: tokens per leaf of the whole step. `speeds`: tokens per second per node, all > 0. `run`: the leaves to give
+    away, when they are not all. A node that gets nothing is left out. Of equally fast splits one with few partials is
+    taken, then one that is even in leaves.
     """
     total, names = len(costs), tuple(speeds)
+    run = run or Span(0, total)
     unit = 1
-    while -(-total // unit) > MAX_UNITS:
+    while -(-len(run) // unit) > MAX_UNITS:
         unit *= 2  # a run of whole power-of-two groups has few subtrees
-    edges = [*range(0, total, unit), total]
+    edges = [run.start, *range((run.start // unit + 1) * unit, run.stop, unit), run.stop]
     prefix = [0.0]
     for start, stop in pairwise(edges):
         prefix.append(prefix[-1] + sum(costs[start:stop]))

@@ -3,67 +3,37 @@
     Enlist -> Admit                 Hello -> Welcome       Loaded -> Canary       CanaryAnswer -> ready, adapter
     request -> Task, LeafRows  ...  LeafAnswer, VectorOffer -> Credit -> VectorBlock ... VectorEnd -> partial
 
-The shell (coordinator/fleet.py) carries frames, asks for work and fetches results.
+The shell (coordinator/fleet.py) carries frames, asks for work and fetches results. Who takes part: membership.py; who
+works on what: work.py.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from mlxdist.coordinator.assign import assign
-from mlxdist.coordinator.hosts import NAME
-from mlxdist.coordinator.node_memory import NodeMemory, at_work
-from mlxdist.coordinator.roster import Node, speeds
-from mlxdist.coordinator.rounds import Request, Round, begin_round, leaf_tokens
-from mlxdist.coordinator.uploads import Uploads
+from mlxdist.coordinator.membership import Membership
+from mlxdist.coordinator.roster import Node
+from mlxdist.coordinator.rounds import Attempt, Request, Round, leaf_tokens
+from mlxdist.coordinator.rules import NodeNews, Rules
+from mlxdist.coordinator.sharing import Split
+from mlxdist.coordinator.uploads import DamagedError, Uploads
+from mlxdist.coordinator.work import Work, said
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import messages as m
-from mlxdist.protocol.errors import (
-    ConfigError,
-    MismatchError,
-    MlxdistError,
-    NodeError,
-    NonFiniteError,
-    StaleError,
-    WireError,
-)
-from mlxdist.protocol.leaves import pack_leaf
+from mlxdist.protocol.errors import ConfigError, MismatchError, MlxdistError, NodeError, StaleError, WireError
+from mlxdist.protocol.leaves import Leaf, pack_leaf
 from mlxdist.protocol.manifest import Manifest
-from mlxdist.protocol.numerics import CANARY_TIMES, WORKER_ENVIRONMENT
+from mlxdist.protocol.numerics import CANARY_TIMES
 from mlxdist.protocol.states import NodeEvent, NodeState
 from mlxdist.protocol.transport import CONTROL, DATA, Parcel
 from mlxdist.protocol.tree import Span
 from mlxdist.protocol.vectors import OutgoingVector, Vector, digest
 from mlxdist.protocol.wire import Buffer, decode, encode
 
-PARTIAL_SECONDS = 0.01  # what one more partial per step is taken to cost, until links are measured
-
-
-@dataclass(frozen=True)
-class Rules:
-    """What the cluster is told once: the run, and the constants of its dealings with nodes."""
-
-    run: str
-    incarnation: int
-    spec: m.RunSpec
-    versions: dict[str, str]
-    data_port: int
-    beat_seconds: float
-    suspect_seconds: float
-    dead_seconds: float
-    memory: NodeMemory = field(default_factory=NodeMemory)
-
-
-@dataclass(frozen=True)
-class NodeNews:
-    """Something about a node that a person may want to read; a `log` line is one that its worker printed."""
-
-    name: str
-    state: str
-    message: str
-    log: bool = False
+SPOILED = 5  # vectors of a worker that came with another hash, after which it is started anew
 
 
 @dataclass
@@ -71,23 +41,48 @@ class Cluster:
     """All nodes and the round in work. `failure` is what the run cannot go on after."""
 
     rules: Rules
-    split: Callable[[Sequence[float], Mapping[str, float], float], dict[str, Span]] = assign
-    nodes: dict[str, Node] = field(default_factory=dict)
+    split: Split = assign
     introduction: m.Loaded | None = None
-    round: Round | None = None
-    failure: MlxdistError | None = None
-    news: deque[NodeNews] = field(default_factory=deque)
+    now: float = 0.0
+    members: Membership = field(init=False)
+    work: Work = field(init=False)
+    _failure: MlxdistError | None = None
     _outbox: list[Parcel] = field(default_factory=list)
     _uploads: Uploads = field(default_factory=Uploads)
     _downloads: dict[tuple[str, int], OutgoingVector] = field(default_factory=dict)
     _adapter: tuple[int, Vector, str] | None = None  # version, values, digest
     _reference: tuple[Vector, str] | None = None
-    _over: bool = False
-    _sessions: int = 0
     _streams: int = 0
-    _attempts: int = 0
+
+    def __post_init__(self) -> None:
+        self.work = Work(self.rules, self.split)
+        self.members = Membership(self.rules, self._send, self._on_lost, self._at_work, self._in_work)
 
     # ---- what the loop asks
+
+    @property
+    def nodes(self) -> dict[str, Node]:
+        """All nodes by name, also those that are gone."""
+        return self.members.nodes
+
+    @property
+    def news(self) -> deque[NodeNews]:
+        """What a person may want to read, oldest first."""
+        return self.members.news
+
+    @property
+    def round(self) -> Round | None:
+        """The round in work, or the last one."""
+        return self.work.round
+
+    @property
+    def failure(self) -> MlxdistError | None:
+        """What the run cannot go on after: a leaf that no node can compute, or nobody left."""
+        return self._failure or self.work.failure or self.members.hopeless
+
+    @failure.setter
+    def failure(self, error: MlxdistError | None) -> None:
+        self._failure = self._failure or error
 
     @property
     def manifest(self) -> Manifest:
@@ -97,7 +92,7 @@ class Cluster:
 
     def ready(self) -> list[Node]:
         """The nodes that can work, in the order of their names."""
-        return [node for _, node in sorted(self.nodes.items()) if node.works]
+        return self.members.ready()
 
     def set_adapter(self, version: int, vector: Vector) -> None:
         """A new adapter: it starts on its way to every node that can work. `vector` must not change afterwards."""
@@ -112,16 +107,11 @@ class Cluster:
             self._send_reference(node)
 
     def begin(self, request: Request) -> None:
-        """Give the leaves of a request to the nodes that are ready."""
-        assert self.round is None or self.round.complete, "one round at a time"
-        if not (nodes := self.ready()):
-            raise NodeError("no node is ready to work")
-        self._attempts += 1
-        runs = self.split(request.costs, speeds(nodes), PARTIAL_SECONDS)
-        self.round = begin_round(self.round, request, self._attempts, runs)
-        self._uploads.limit, self._uploads.reserve = len(nodes) + 1, 1 + (len(request.leaves) - 1).bit_length()
-        for name, run in runs.items():
-            self._send_work(self.nodes[name], self.round, run)
+        """Give the leaves of a request to the nodes that are ready; without any they wait for one."""
+        self.work.begin(request)
+        self._uploads.limit = len(self.ready()) + 1
+        self._uploads.reserve = 1 + (len(request.leaves) - 1).bit_length()
+        self._share_out()
 
     def fetch_partials(self) -> list[tuple[Span, Vector]]:
         """The partials that have come since the last call. Each buffer counts as held until `release`."""
@@ -138,9 +128,9 @@ class Cluster:
 
     def goodbye(self, reason: str) -> None:
         """Tell every node that this run is over for it; nobody is admitted any more."""
-        self._over = True
+        self.members.over = True
         for node in self.nodes.values():
-            if node.state not in (NodeState.DEAD, NodeState.LEFT):
+            if not node.gone:
                 bye = m.Bye(node.life, reason)
                 if node.data is not None:
                     self._send(DATA, node.data, bye)
@@ -163,6 +153,7 @@ class Cluster:
 
     def receive(self, parcel: Parcel, now: float) -> None:
         """Take one message. What cannot be accepted is answered, and changes nothing."""
+        self.now = now
         try:
             message, payload = decode(parcel.frames)
         except WireError as error:
@@ -171,105 +162,51 @@ class Cluster:
             return
         if isinstance(message, m.Enlist):
             if parcel.channel == CONTROL:
-                self._enlist(message, parcel.peer, now)
+                self.members.enlist(message, parcel.peer, now)
             else:
                 reason = "this is the data port of the run: --connect takes its control port"
                 self._send(parcel.channel, parcel.peer, m.Refuse(reason))
             return
         life = getattr(message, "life", None)
-        node = next((one for one in self.nodes.values() if one.life == life), None)
+        node = self.members.by_life(life)
         if node is None:
             if isinstance(life, m.Life):
                 self._send(parcel.channel, parcel.peer, m.Stale(life, type(message).__name__, over=True))
             return
         try:
             if parcel.channel == CONTROL:
-                self._on_control(node, message, now)
+                self.members.on_control(node, message, now)
             else:
                 self._on_data(node, message, payload, parcel.peer)
         except StaleError as error:
             stream = message.stream if isinstance(message, m.VectorOffer | m.VectorBlock | m.VectorEnd) else 0
             self._send(parcel.channel, parcel.peer, m.Stale(node.life, str(error), stream))
-        except MismatchError as error:
-            self._send(parcel.channel, parcel.peer, m.Refuse(str(error)))
-            self._fail(error)
+        except (MismatchError, ConfigError) as error:
+            self.members.turn_away(node, error)
         except (WireError, ValueError) as error:  # ValueError: the state table has no place for the message
-            self._fail(NodeError(f"{node.name} sent what makes no sense: {error}"))
+            self.members.restart_worker(node, f"it sent what makes no sense: {error}")
 
     def tick(self, now: float) -> None:
-        """Look at the beats."""
-        for node in self.nodes.values():
-            silent = now - node.last_beat
-            if node.state in (NodeState.DEAD, NodeState.LEFT):
-                continue
-            if silent > self.rules.dead_seconds:
-                node.move(NodeEvent.LOST)
-                self._forget_worker(node)
-                self._fail(
-                    NodeError(f"{node.name} has not been heard for {silent:.0f} s; look at its log, then run again")
-                )
-            elif silent > self.rules.suspect_seconds and node.works:
-                node.move(NodeEvent.SILENT)
-                self._tell(node, f"no beat for {silent:.0f} s")
+        """Look at the clock: who is silent, who is stuck, what is late, whether a pause is over."""
+        self.now = now
+        self.members.tick(now)
+        for node in list(self.nodes.values()):
+            if self._uploads.stalled(node.name):
+                node.progressed = now  # it waits for us
+            if not node.gone and not node.spent and (idle := self.work.stuck(node, now)) is not None:
+                self.members.restart_worker(node, f"it did nothing for {idle:.3g} s")
+        self._share_out()
+        for attempt in self.work.copy_late(self.ready(), now):
+            slow = next(
+                one for one in self._current().attempts.values() if not one.copy and one.missing & attempt.missing
+            )
+            what = f"leaves {attempt.run} take long there, {attempt.node} computes them too"
+            self.members.tell(self.nodes[slow.node], what)
+            self._send_work(attempt)
 
-    # ---- control
-
-    def _enlist(self, message: m.Enlist, peer: bytes, now: float) -> None:
-        if self._over:
-            return
-        if message.protocol != m.PROTOCOL_VERSION:
-            reason = f"{message.name} speaks protocol {message.protocol}, the coordinator {m.PROTOCOL_VERSION}"
-            self._send(CONTROL, peer, m.Refuse(f"{reason}: install the same mlxdist on both"))
-            return
-        if not NAME.fullmatch(message.name):  # it names a log file
-            allowed = "letters, digits, points, dashes, underscores"
-            reason = f"a node cannot be named {message.name[:80]!r}: --name takes {allowed}"
-            self._send(CONTROL, peer, m.Refuse(reason))
-            return
-        known = self.nodes.get(message.name)
-        if known is not None and known.state not in (NodeState.DEAD, NodeState.LEFT):
-            if known.control != peer:
-                self._send(
-                    CONTROL,
-                    peer,
-                    m.Refuse(f"a node named {message.name!r} takes part already; give this one another name"),
-                )
-                return
-        elif fault := self.rules.memory.refusal(message.name, message.host):
-            self._send(CONTROL, peer, m.Refuse(fault))
-            return
-        else:
-            self._sessions += 1
-            life = m.Life(self.rules.run, self.rules.incarnation, self._sessions)
-            known = Node(message.name, life, peer, now, host=message.host)
-            self.nodes[message.name] = known
-            self._tell(known, "connected")
-        limit = self.rules.memory.limits.get(known.name, 0)
-        admit = m.Admit(known.life, self.rules.data_port, self.rules.beat_seconds, WORKER_ENVIRONMENT, limit)
-        self._send(CONTROL, peer, admit)
-
-    def _on_control(self, node: Node, message: m.Message, now: float) -> None:
-        node.last_beat = now
-        if node.state is NodeState.SUSPECT:
-            busy = self.round is not None and not self.round.finished(node.name)
-            node.move(NodeEvent.BEAT_AGAIN_BUSY if busy else NodeEvent.BEAT_AGAIN)
-            self._tell(node, "beats again")
-        match message:
-            case m.Beat(count=count):
-                self._send(CONTROL, node.control, m.Noted(node.life, count))
-            case m.Log(lines=lines):
-                self.news.extend(NodeNews(node.name, node.state.value, line, log=True) for line in lines)
-            case m.WorkerExit(cause=cause, tail=tail):
-                node.move(NodeEvent.WORKER_EXIT)
-                leaf = self.round.in_work(node.name) if self.round is not None else None
-                cause += at_work(cause, leaf, self.rules.spec.segment_size)
-                self._forget_worker(node)
-                last = "\n".join(f"  | {line}" for line in tail)
-                self._fail(NodeError(f"{node.name}: {cause}" + (f"; its last lines:\n{last}" if last else "")))
-            case m.Left():
-                node.move(NodeEvent.BYE)
-            case _:
-                raise WireError(f"{type(message).__name__} on the control connection")
+    def unreachable(self, parcel: Parcel, now: float) -> None:
+        """A message could not be sent."""
+        self.members.unreachable(parcel.channel, parcel.peer, now)
 
     # ---- data
 
@@ -281,16 +218,26 @@ class Cluster:
             m.VectorOffer: self._on_offer,
             m.VectorEnd: self._on_end,
         }
-        if peer != node.data and not isinstance(message, m.Hello):
+        if node.spent or (peer != node.data and not isinstance(message, m.Hello)):
             raise StaleError(f"{type(message).__name__} from another worker than {node.name}'s")
+        node.progressed = self.now
         match message:
             case m.Hello():
                 self._on_hello(node, message, peer)
             case m.Progress(message=sentence):
-                self._tell(node, sentence)
+                self.members.tell(node, sentence)
             case m.Credit(stream=stream, upto=upto):
                 if download := self._downloads.get((node.name, stream)):
                     download.credit(upto)
+            case m.Received(whole=whole):
+                if not whole:  # an adapter arrived damaged: both go again
+                    self._spoiled(node)
+                    node.adapter_version, node.has_reference = -1, False
+                    self._send_reference(node)
+                    self._send_adapter(node)
+            case m.Cancel(attempt=attempt):
+                node.cancelled.discard(attempt)
+                self._share_out()
             case m.LeafAnswer():
                 self._on_leaf(node, message, payload)
             case m.VectorBlock(stream=stream, index=index):
@@ -301,15 +248,18 @@ class Cluster:
                 raise WireError(f"{type(message).__name__} on the data connection")
 
     def _on_hello(self, node: Node, message: m.Hello, peer: bytes) -> None:
+        if node.data is not None:
+            self.members.tell(node, f"its worker connected anew; {self._on_lost(node, False)}".rstrip("; "))
+            node.forget_worker()
+        node.move(NodeEvent.WORKER_HELLO)
+        node.data, node.versions = peer, message.versions
         for package, mine in self.rules.versions.items():
             theirs = message.versions.get(package, "absent")
             if theirs != mine:
                 raise MismatchError(
                     f"{node.name} has {package} {theirs}, the coordinator {mine}: install the same version"
                 )
-        node.move(NodeEvent.WORKER_HELLO)
-        node.data, node.versions = peer, message.versions
-        self._tell(node, "loading the model")
+        self.members.tell(node, "loading the model")
         self._send(DATA, peer, m.Welcome(node.life, self.rules.spec))
 
     def _on_loaded(self, node: Node, message: m.Loaded) -> None:
@@ -332,53 +282,71 @@ class Cluster:
         if len(message.digests) != CANARY_TIMES:
             raise WireError(f"{len(message.digests)} canary answers where {CANARY_TIMES} were due")
         node.move(NodeEvent.CANARY_ANSWERED)
-        node.canary = message.digests
-        self._tell(node, "ready")
+        node.canary, node.early_exits = message.digests, 0
+        self.members.tell(node, "ready")
         self._send_reference(node)
         if self._adapter is not None:
             self._send_adapter(node)
+        self._share_out()
 
     def _on_fault(self, node: Node, message: m.Fault) -> None:
-        kind = {"nonfinite": NonFiniteError, "config": ConfigError}.get(message.kind, NodeError)
-        self._fail(kind(f"{node.name}: {message.message}"))
+        if message.kind == "nonfinite" and message.leaf >= 0:
+            span = Span(message.leaf, message.leaf + 1)
+            attempt = self._current().check(node.name, message.step, message.attempt, self._version(), span)
+            self.members.tell(node, self.work.nonfinite(attempt, message.leaf))
+            self._after_loss(node)
+        elif node.state is NodeState.LOADING:
+            kind = ConfigError if message.kind == "config" else NodeError
+            self.members.turn_away(node, kind(f"{node.name}: {message.message}"))
+        else:
+            self.members.restart_worker(node, message.message)
 
     def _on_leaf(self, node: Node, message: m.LeafAnswer, payload: memoryview) -> None:
         current = self._current()
         span = Span(message.leaf, message.leaf + 1)
-        current.check(node.name, message.step, message.attempt, message.adapter_version, span)
+        attempt = current.check(node.name, message.step, message.attempt, message.adapter_version, span)
         leaf = current.request.leaves[message.leaf]
         rows = len(leaf.rows) // len(leaf.widths)
         if message.columns < 1 or payload.nbytes != 4 * rows * message.columns:
             what = f"{payload.nbytes} bytes in {message.columns} columns for {rows} rows"
             raise WireError(f"the answer to leaf {message.leaf} has {what}")
         numbers = np.frombuffer(payload, np.float32).reshape(rows, message.columns)
-        current.answer(message.leaf, numbers)
+        done = current.answer(attempt, message.leaf, numbers)
+        node.leaves_done += 1
         node.peak_bytes = max(node.peak_bytes, message.peak_bytes)
+        tokens = leaf_tokens(leaf)
+        self.work.patience.took(sum(tokens), max(tokens), message.seconds)
         if current.request.verb == "gradient":
-            node.measured(sum(leaf_tokens(leaf)), message.seconds)
-        self._free_when_done(node)
+            node.measured(sum(tokens), message.seconds)
+        self._after_result(node, done)
 
     def _on_offer(self, node: Node, offer: m.VectorOffer) -> None:
         current = self._current()
         span = Span(offer.start, offer.stop)
-        current.check(node.name, offer.step, offer.attempt, offer.adapter_version, span)
+        attempt = current.check(node.name, offer.step, offer.attempt, offer.adapter_version, span)
         elements = manifests.size(self.manifest)
         if offer.kind != "partial" or (offer.elements, offer.slice_start, offer.slice_stop) != (elements, 0, elements):
             raise MismatchError(f"{node.name} offers a vector that is not of this run's manifest ({elements} elements)")
-        if span not in current.missing:
+        if span not in attempt.missing:
             raise StaleError(f"the partial over {span} is not missing")
         self._uploads.offer(node.name, offer)
         self._admit_uploads()
 
     def _on_end(self, node: Node, message: m.VectorEnd) -> None:
-        span, vector = self._uploads.end(node.name, message.stream, message.digest)
         try:
-            self._current().partial(span, vector)
+            span, vector = self._uploads.end(node.name, message.stream, message.digest)
+        except DamagedError as error:
+            self._spoiled(node)
+            self.members.tell(node, f"{error} and is sent again")
+            self._received(node, message.stream, whole=False)
+            return
+        try:
+            done = self._current().partial(span, vector)
         except StaleError:
             self._uploads.release(vector)
             raise
-        self._free_when_done(node)
-        self._admit_uploads()
+        self._received(node, message.stream, whole=True)
+        self._after_result(node, done)
 
     # ---- helpers
 
@@ -386,6 +354,62 @@ class Cluster:
         if self.round is None:
             raise StaleError("no step is in work")
         return self.round
+
+    def _version(self) -> int:
+        return self._current().request.adapter_version
+
+    def _idle(self, node: Node) -> bool:
+        return self.round is None or self.round.finished(node.name)
+
+    def _at_work(self, node: Node) -> bool:
+        return not self._idle(node)
+
+    def _in_work(self, node: Node) -> Leaf | None:
+        return self.round.in_work(node.name) if self.round is not None else None
+
+    def _share_out(self) -> None:
+        paused = self.work.paused
+        for attempt in self.work.share_out(self.ready(), self.now):
+            self._send_work(attempt)
+        if self.work.paused != paused:
+            there, needed = len(self.ready()), self.rules.min_nodes
+            what = f"{there} of at least {needed} nodes can work"
+            sentence = f"paused: {what}; waiting for more" if self.work.paused else f"going on: {what}"
+            self.news.append(NodeNews("run", "paused" if self.work.paused else "training", sentence))
+
+    def _after_result(self, node: Node, done: Iterable[Attempt]) -> None:
+        """Something came: what nobody needs any more is cancelled, who has finished is ready."""
+        for attempt in done:
+            loser = self.nodes[attempt.node]
+            if loser.data is not None:
+                loser.cancelled.add(attempt.number)
+                self._send(DATA, loser.data, m.Cancel(loser.life, attempt.number))
+            self._free_when_done(loser)
+        self._after_loss(node)
+
+    def _after_loss(self, node: Node) -> None:
+        self._free_when_done(node)
+        needed = self.round.missing if self.round is not None else set()
+        for name, stream in self._uploads.not_needed(needed):
+            other = self.nodes[name]
+            if other.data is not None:
+                self._send(DATA, other.data, m.Stale(other.life, "another node was faster", stream))
+            self._free_when_done(other)
+        self._share_out()
+        self._admit_uploads()
+
+    def _on_lost(self, node: Node, blame: bool) -> str:
+        """The node's worker is gone: half partials are thrown away, what it had is given to others."""
+        runs = self.work.lost(node.name, blame)
+        self._downloads = {key: download for key, download in self._downloads.items() if key[0] != node.name}
+        self._uploads.drop(node.name)
+        self._after_loss(node)
+        return said(runs)
+
+    def _spoiled(self, node: Node) -> None:
+        node.spoiled += 1
+        if node.spoiled > SPOILED:
+            raise WireError(f"{node.spoiled} vectors arrived damaged")
 
     def _admit_uploads(self) -> None:
         if self.round is not None:
@@ -396,14 +420,13 @@ class Cluster:
         assert node.data is not None
         self._send(DATA, node.data, m.Credit(node.life, stream, upto))
 
-    def _free_when_done(self, node: Node) -> None:
-        if node.state is NodeState.BUSY and self.round is not None and self.round.finished(node.name):
-            node.move(NodeEvent.FINISHED)
+    def _received(self, node: Node, stream: int, *, whole: bool) -> None:
+        assert node.data is not None
+        self._send(DATA, node.data, m.Received(node.life, stream, whole))
 
-    def _forget_worker(self, node: Node) -> None:
-        node.data, node.adapter_version, node.has_reference = None, -1, False
-        self._downloads = {key: download for key, download in self._downloads.items() if key[0] != node.name}
-        self._uploads.drop(node.name)
+    def _free_when_done(self, node: Node) -> None:
+        if node.state is NodeState.BUSY and self._idle(node):
+            node.move(NodeEvent.FINISHED)
 
     def _send_reference(self, node: Node) -> None:
         if self._reference is not None and not node.has_reference:
@@ -424,16 +447,16 @@ class Cluster:
         offer = m.VectorOffer(node.life, self._streams, kind, version, len(vector), slice_stop=len(vector))
         self._send(DATA, node.data, offer)
 
-    def _send_work(self, node: Node, current: Round, run: Span) -> None:
+    def _send_work(self, attempt: Attempt) -> None:
+        node, request, run = self.nodes[attempt.node], self._current().request, attempt.run
         assert node.data is not None
-        request = current.request
         self._send_reference(node)
         self._send_adapter(node)
         task = m.Task(
             life=node.life,
             verb=request.verb,
             step=request.step,
-            attempt=current.attempt,
+            attempt=attempt.number,
             adapter_version=request.adapter_version,
             start=run.start,
             stop=run.stop,
@@ -447,7 +470,7 @@ class Cluster:
             rows = m.LeafRows(
                 life=node.life,
                 step=request.step,
-                attempt=current.attempt,
+                attempt=attempt.number,
                 leaf=leaf.index,
                 widths=leaf.widths,
                 row_ids=tuple(row.row_id for row in leaf.rows),
@@ -459,10 +482,3 @@ class Cluster:
 
     def _send(self, channel: str, peer: bytes, message: m.Message, payload: Buffer = b"") -> None:
         self._outbox.append(Parcel(channel, peer, encode(message, payload)))
-
-    def _tell(self, node: Node, sentence: str) -> None:
-        self.news.append(NodeNews(node.name, node.state.value, sentence))
-
-    def _fail(self, error: MlxdistError) -> None:
-        if self.failure is None:
-            self.failure = error

@@ -120,6 +120,10 @@ class TimingConfig:
     suspect_seconds: Positive = 6.0  # without a beat: the node is suspect
     return_seconds: Positive = 5.0  # after a closed connection: time to come back
     dead_seconds: Positive = 15.0  # without a beat: the node is dead, its work is given to others
+    progress_seconds: Positive = 30.0  # a worker with work may do nothing for so long at least, …
+    progress_factor: Positive = 10.0  # … and this many times the usual time of its leaf; then it is started anew
+    copy_factor: Positive = 2.0  # times the expected time of an assignment; then an idle node computes it too
+    restart_seconds: Positive = 1.0  # before a worker that ended is started again; doubled each time, up to 60 times
     start_timeout: Positive = 600.0  # seconds for all nodes to be ready; then min_nodes are enough
     stop_seconds: Positive = 10.0  # between asking a process to end and killing it
 

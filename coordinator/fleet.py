@@ -6,17 +6,18 @@ a slow disk delays a message. Without a thread (`threaded=False`) the caller car
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import numpy as np
 
-from mlxdist.coordinator.cluster import Cluster, NodeNews
+from mlxdist.coordinator.cluster import Cluster
+from mlxdist.coordinator.launch import Ended
 from mlxdist.coordinator.rounds import Request, Round, RowNumbers
-from mlxdist.protocol.errors import MlxdistError, NodeError
+from mlxdist.coordinator.rules import NodeNews
+from mlxdist.protocol.errors import NodeError
 from mlxdist.protocol.messages import Loaded
 from mlxdist.protocol.numerics import Promise, promise
-from mlxdist.protocol.states import NodeState
 from mlxdist.protocol.transport import Hub
 from mlxdist.protocol.tree import TreeSum
 from mlxdist.protocol.vectors import Vector
@@ -36,15 +37,16 @@ class Fleet:
         hub: Hub,
         *,
         on_news: Callable[[NodeNews], None] = lambda news: None,
-        watch: Callable[[], MlxdistError | None] = lambda: None,
+        watch: Callable[[], Iterable[Ended]] = tuple,
         clock: Callable[[], float] = time.monotonic,
         threaded: bool = True,
     ) -> None:
-        """`on_news` is called in the caller's thread while it waits; `watch` may report a dead process."""
+        """`on_news` is called in the caller's thread while it waits; `watch` reports supervisors that ended."""
         self._cluster, self._hub, self._clock = cluster, hub, clock
         self._on_news, self._watch = on_news, watch
         self._changed = threading.Condition()
         self._closing = False
+        self._pumped = clock()
         self._lent: Vector | None = None  # the last sum, given back at the next request
         self._freed: list[Vector] = []
         self._thread = threading.Thread(target=self._carry, name="poller", daemon=True) if threaded else None
@@ -66,7 +68,7 @@ class Fleet:
 
         def enough() -> int | None:
             ready = len(self._cluster.ready())
-            if ready >= expected:
+            if ready >= max(expected - len(self._cluster.members.given_up), min_nodes):
                 return ready
             if self._clock() - started <= timeout:
                 return None
@@ -115,6 +117,12 @@ class Fleet:
         with self._changed:
             return promise({node.name: node.canary for node in self._cluster.nodes.values() if node.canary})
 
+    def leaves_given_again(self) -> int:
+        """Leaves that were computed, or begun, more than once: after a loss, or as copies of late ones."""
+        with self._changed:
+            current = self._cluster.round
+            return self._cluster.work.leaves_given_again + (current.given_again if current is not None else 0)
+
     def peak_gb(self) -> float:
         """The highest memory peak of any node so far, in GB (10^9 bytes)."""
         with self._changed:
@@ -156,13 +164,10 @@ class Fleet:
             self._lent = None
         self._give_back()
 
-        def begin() -> Round | None:
-            if self._cluster.ready():  # all may be suspect for a moment
-                self._cluster.begin(request)
-                return self._cluster.round
-            return None
-
-        current = self._wait(begin)
+        with self._changed:
+            self._cluster.begin(request)
+            current = self._cluster.round
+        assert current is not None
         self._hub.wake()
         return current
 
@@ -182,8 +187,8 @@ class Fleet:
         """Until `look`, called under the lock, finds something. Raises the cluster's failure."""
         while True:
             with self._changed:
-                if self._cluster.failure is None:
-                    self._cluster.failure = self._watch()
+                for ended in self._watch():
+                    self._cluster.members.supervisor_ended(ended.name, ended.error, ended.final)
                 failure, found = self._cluster.failure, None
                 if failure is None:
                     found = look()
@@ -200,7 +205,7 @@ class Fleet:
                 self._pump(0.0)
 
     def _all_left(self) -> bool:
-        return all(node.state in (NodeState.LEFT, NodeState.DEAD) for node in self._cluster.nodes.values())
+        return all(node.gone for node in self._cluster.nodes.values())
 
     def _carry(self) -> None:
         try:
@@ -217,11 +222,18 @@ class Fleet:
         parcels = self._hub.receive(timeout)
         with self._changed:
             now = self._clock()
+            if now - self._pumped > timeout + self._cluster.rules.beat_seconds:
+                # This process did nothing meanwhile (asleep, stopped): the nodes' silence is not theirs.
+                self._cluster.members.slept(now - self._pumped)
+            self._pumped = now
             for parcel in parcels:
                 self._cluster.receive(parcel, now)
             self._cluster.tick(now)
             outgoing = self._cluster.take_outgoing()
             if parcels:
                 self._changed.notify_all()
-        for parcel in outgoing:
-            self._hub.send(parcel)
+        unsent = [parcel for parcel in outgoing if not self._hub.send(parcel)]
+        if unsent:
+            with self._changed:
+                for parcel in unsent:
+                    self._cluster.unreachable(parcel, self._clock())

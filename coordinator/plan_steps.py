@@ -7,8 +7,8 @@ from pathlib import Path
 from statistics import median
 
 from mlxdist.coordinator.assign import assign
-from mlxdist.coordinator.cluster import PARTIAL_SECONDS
 from mlxdist.coordinator.config import BatchConfig
+from mlxdist.coordinator.sharing import PARTIAL_SECONDS
 from mlxdist.protocol.tree import Span, subtrees
 
 WORTH = 0.95  # another node pays when a step then takes at most this part of the time

@@ -1,6 +1,11 @@
-"""One round of work on a step's leaves: what was asked of whom, and what has come back. Values only, no messages."""
+"""One round of work on a step's leaves: what was asked of whom, what has come back, what nobody works on. No messages.
 
-from collections.abc import Mapping, Sequence
+The round is cut into pieces: whole subtrees for gradients, whose partials travel, and single leaves for scores. Every
+piece that is missing is pending or in the hands of one attempt, or of two when a copy was made; the first result wins.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -36,6 +41,12 @@ class Request:
         """Padded tokens per leaf."""
         return [float(sum(leaf_tokens(leaf))) for leaf in self.leaves]
 
+    def pieces(self, run: Span) -> list[Span]:
+        """What comes back of a run, one by one: whole subtrees for gradients, leaves for scores."""
+        if self.verb == "gradient":
+            return subtrees(len(self.leaves), run)
+        return [Span(leaf, leaf + 1) for leaf in range(run.start, run.stop)]
+
 
 def leaf_tokens(leaf: Leaf) -> list[int]:
     """Padded tokens of each row of a leaf."""
@@ -43,21 +54,39 @@ def leaf_tokens(leaf: Leaf) -> list[int]:
 
 
 @dataclass
+class Attempt:
+    """One assignment: a run of leaves in the hands of one node. `alone`: nothing else is given to the node with it."""
+
+    number: int
+    node: str
+    run: Span
+    alone: bool = False
+    copy: bool = False  # of what another attempt works on, too slowly
+    began: float = 0.0
+    expected: float = 0.0  # seconds, by the node's speed when it was given; 0 where that is not known
+    answered: set[int] = field(default_factory=set)
+    missing: set[Span] = field(default_factory=set)
+
+    @property
+    def in_work(self) -> int | None:
+        """The leaf that the node works on (they are done in order); None when all have answered."""
+        return next((leaf for leaf in range(self.run.start, self.run.stop) if leaf not in self.answered), None)
+
+
+@dataclass
 class Round:
-    """The state of one request: who works on which run, and what is still missing."""
+    """The state of one request."""
 
     request: Request
-    attempt: int
-    assignment: Mapping[str, Span]
     begun: StepState = StepState.COMPUTING
+    pending: list[Span] = field(default_factory=list)  # runs that nobody works on, in order
+    attempts: dict[int, Attempt] = field(default_factory=dict)
     answers: dict[int, RowNumbers] = field(default_factory=dict)
-    missing: set[Span] = field(default_factory=set)  # subtrees whose partial has not come
     partials: list[tuple[Span, Vector]] = field(default_factory=list)  # come, not yet fetched by the loop
-
-    def __post_init__(self) -> None:
-        if self.request.verb == "gradient":
-            total = len(self.request.leaves)
-            self.missing = {span for run in self.assignment.values() for span in subtrees(total, run)}
+    deaths: Counter[int] = field(default_factory=Counter)  # of workers, by the leaf that was in work
+    nonfinite: dict[int, list[str]] = field(default_factory=dict)  # the nodes on which a leaf gave NaN or Inf
+    given_again: int = 0  # leaves, each time that another attempt was made
+    _given: set[int] = field(default_factory=set)
 
     @property
     def state(self) -> StepState:
@@ -67,64 +96,144 @@ class Round:
         event = StepEvent.SCORES_IN if self.request.verb == "score" else StepEvent.PARTIALS_IN
         return advance(STEP_TRANSITIONS, self.begun, event)
 
-    def check(self, name: str, step: int, attempt: int, adapter_version: int, span: Span) -> None:
-        """Raise StaleError when an answer belongs to another step, attempt, adapter version or node."""
-        asked = (self.request.step, self.attempt, self.request.adapter_version)
-        if (step, attempt, adapter_version) != asked:
-            given = f"step {step}, attempt {attempt}, adapter version {adapter_version}"
-            raise StaleError(f"an answer to {given}; this is step {asked[0]}, attempt {asked[1]}, version {asked[2]}")
-        run = self.assignment.get(name)
-        if run is None or not (run.start <= span.start < span.stop <= run.stop):
+    # ---- giving
+
+    def give(self, number: int, node: str, run: Span, *, alone: bool = False, copy: bool = False) -> Attempt:
+        """Put a run into a node's hands: a pending one, or a copy of one that another node works on."""
+        if not copy:
+            self.pending = [rest for span in self.pending for rest in without(span, run)]
+        leaves = set(range(run.start, run.stop))
+        self.given_again += len(leaves & self._given)
+        self._given |= leaves
+        attempt = Attempt(number, node, run, alone, copy, missing=set(self.request.pieces(run)))
+        self.attempts[number] = attempt
+        return attempt
+
+    def of(self, node: str) -> list[Attempt]:
+        """What a node has in its hands, in the order in which it was given."""
+        return [attempt for attempt in self.attempts.values() if attempt.node == node]
+
+    def check(self, name: str, step: int, attempt: int, adapter_version: int, span: Span) -> Attempt:
+        """The attempt of an answer. Raises StaleError when it belongs to another step, attempt, version or node."""
+        asked = (self.request.step, self.request.adapter_version)
+        if (step, adapter_version) != asked:
+            given = f"step {step}, adapter version {adapter_version}"
+            raise StaleError(f"an answer to {given}; this is step {asked[0]}, adapter version {asked[1]}")
+        mine = self.attempts.get(attempt)
+        if mine is None or mine.node != name:
+            raise StaleError(f"attempt {attempt} is not {name}'s work in step {step}")
+        if not (mine.run.start <= span.start < span.stop <= mine.run.stop):
             raise StaleError(f"leaves {span} are not {name}'s work in step {step}")
+        return mine
 
-    def answer(self, leaf: int, numbers: RowNumbers) -> None:
-        """Keep a leaf's row numbers; the first ones count."""
+    # ---- what comes back
+
+    def answer(self, attempt: Attempt, leaf: int, numbers: RowNumbers) -> list[Attempt]:
+        """Keep a leaf's row numbers; the first ones count. Returns the attempts that nobody needs any more."""
+        attempt.answered.add(leaf)
         self.answers.setdefault(leaf, numbers)
+        return self._came(Span(leaf, leaf + 1)) if self.request.verb == "score" else []
 
-    def partial(self, span: Span, vector: Vector) -> None:
+    def partial(self, span: Span, vector: Vector) -> list[Attempt]:
         """Keep a whole partial. Raises StaleError for a subtree that is not missing."""
         if span not in self.missing:
             raise StaleError(f"the partial over {span} was not missing")
-        self.missing.remove(span)
         self.partials.append((span, vector))
+        return self._came(span)
+
+    def _came(self, piece: Span) -> list[Attempt]:
+        done = []
+        for attempt in list(self.attempts.values()):
+            attempt.missing.discard(piece)
+            if not attempt.missing:
+                del self.attempts[attempt.number]
+                if attempt.in_work is not None:
+                    done.append(attempt)
+        return done
+
+    # ---- what is lost
+
+    def drop(self, attempt: Attempt) -> list[Span]:
+        """Take an attempt away: what nobody else works on is pending again. Returns those runs."""
+        self.attempts.pop(attempt.number, None)
+        others = {piece for other in self.attempts.values() for piece in other.missing}
+        left = joined_runs(attempt.missing - others)
+        self.pending = joined_runs([*self.pending, *left])
+        return left
+
+    def lost(self, name: str) -> tuple[list[Span], int | None]:
+        """A node's worker is gone: the runs that are pending again, and the leaf that was in work."""
+        runs, blamed = [], None
+        for attempt in self.of(name):
+            if blamed is None:
+                blamed = attempt.in_work
+            runs += self.drop(attempt)
+        if blamed is not None:
+            self.deaths[blamed] += 1
+        return joined_runs(runs), blamed
+
+    # ---- how it stands
+
+    @property
+    def missing(self) -> set[Span]:
+        """The pieces that are in somebody's hands."""
+        return {piece for attempt in self.attempts.values() for piece in attempt.missing}
 
     @property
     def lowest_missing(self) -> int:
         """The lowest leaf whose partial has not come."""
-        return min((span.start for span in self.missing), default=len(self.request.leaves))
+        starts = [span.start for attempt in self.attempts.values() for span in attempt.missing]
+        return min([*starts, *(run.start for run in self.pending)], default=len(self.request.leaves))
 
     @property
     def complete(self) -> bool:
         """Whether every leaf has answered and every partial has come."""
-        return not self.missing and len(self.answers) == len(self.request.leaves)
+        return not self.pending and not self.attempts and len(self.answers) == len(self.request.leaves)
 
     def finished(self, name: str) -> bool:
         """Whether this node has nothing left to do in the round."""
-        run = self.assignment.get(name)
-        if run is None:
-            return True
-        return all(leaf in self.answers for leaf in range(run.start, run.stop)) and not any(
-            run.start <= span.start < run.stop for span in self.missing
-        )
+        return not self.of(name)
 
     def in_work(self, name: str) -> Leaf | None:
-        """The leaf that this node computes now: the first of its run without an answer."""
-        run = self.assignment.get(name, Span(0, 0))
-        return next((self.request.leaves[i] for i in range(run.start, run.stop) if i not in self.answers), None)
+        """The leaf that this node computes now."""
+        indices = [attempt.in_work for attempt in self.of(name)]
+        return next((self.request.leaves[index] for index in indices if index is not None), None)
 
     def numbers_in_row_order(self) -> Sequence[RowNumbers]:
         """The answers of all leaves, by leaf."""
         return [self.answers[index] for index in range(len(self.request.leaves))]
 
 
-def begin_round(before: Round | None, request: Request, attempt: int, assignment: Mapping[str, Span]) -> Round:
+def begin_round(before: Round | None, request: Request) -> Round:
     """The round of a request. Raises ValueError where its step has no place for it, such as a second gradient."""
     state = before.state if before is not None and _goes_on(before.request, request) else StepState.PLANNED
     event = StepEvent.SCORE_BEGUN if request.verb == "score" else StepEvent.GRADIENT_BEGUN
-    return Round(request, attempt, assignment, advance(STEP_TRANSITIONS, state, event))
+    return Round(request, advance(STEP_TRANSITIONS, state, event), [Span(0, len(request.leaves))])
 
 
 def _goes_on(before: Request, request: Request) -> bool:
     """Whether both are of one step. Scores after scores are not: so asks an evaluation, as often as it likes."""
     same = (before.step, before.adapter_version) == (request.step, request.adapter_version)
     return same and not before.verb == request.verb == "score"
+
+
+def without(span: Span, hole: Span) -> Iterator[Span]:
+    """What is left of a span beside the hole."""
+    if hole.stop <= span.start or span.stop <= hole.start:
+        yield span
+        return
+    if span.start < hole.start:
+        yield Span(span.start, hole.start)
+    if hole.stop < span.stop:
+        yield Span(hole.stop, span.stop)
+
+
+def joined_runs(spans: Iterable[Span]) -> list[Span]:
+    """The same leaves in as few runs as they make, in order."""
+    runs: list[Span] = []
+    for span in sorted(spans):
+        if runs and runs[-1].stop == span.start:
+            runs[-1] = Span(runs[-1].start, span.stop)
+        else:
+            runs.append(span)
+    return runs

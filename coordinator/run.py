@@ -11,7 +11,7 @@ from importlib import metadata
 
 from mlxdist.coordinator import begin
 from mlxdist.coordinator.begin import count, method_of
-from mlxdist.coordinator.cluster import Cluster, NodeNews, Rules
+from mlxdist.coordinator.cluster import Cluster
 from mlxdist.coordinator.config import RunConfig, as_json
 from mlxdist.coordinator.display import open_display
 from mlxdist.coordinator.evaluate import Validation
@@ -24,6 +24,7 @@ from mlxdist.coordinator.order import total_steps
 from mlxdist.coordinator.read import Dataset, read
 from mlxdist.coordinator.report import Reporter, Status
 from mlxdist.coordinator.resume import resume_notes
+from mlxdist.coordinator.rules import NodeNews, Rules
 from mlxdist.coordinator.run_folder import RunFolder, write_json
 from mlxdist.coordinator.saving import Saver
 from mlxdist.coordinator.sockets import RouterHub
@@ -85,9 +86,17 @@ def _with_nodes(
         suspect_seconds=config.timing.suspect_seconds,
         dead_seconds=config.timing.dead_seconds,
         memory=fitted.memory,
+        return_seconds=config.timing.return_seconds,
+        restart_seconds=config.timing.restart_seconds,
+        progress_seconds=config.timing.progress_seconds,
+        progress_factor=config.timing.progress_factor,
+        first_seconds=config.timing.start_timeout,
+        copy_factor=config.timing.copy_factor,
+        min_nodes=hosts.coordinator.min_nodes,
+        launched=frozenset(node.name for node in hosts.nodes),
     )
-    nodes = LocalNodes(folder.logs, config.timing.stop_seconds)
-    fleet = Fleet(Cluster(rules), hub, on_news=lambda news: tell(news, report, folder), watch=nodes.failure)
+    nodes = LocalNodes(folder.logs, config.timing.stop_seconds, config.timing.restart_seconds)
+    fleet = Fleet(Cluster(rules), hub, on_news=lambda news: tell(news, report, folder), watch=nodes.watch)
     farewell = "the run is over"
     try:
         report.stage(f"starting {count(len(hosts.nodes), 'node')}" if hosts.nodes else "waiting for nodes")

@@ -6,7 +6,7 @@ step of M leaves never holds more than nodes + 2 + ceil(log2 M) vectors, and nev
 and none is arriving, more than ceil(log2 M) are below the lowest unfinished leaf, where the sum needs fewer.
 """
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,7 +14,11 @@ import numpy as np
 from mlxdist.protocol.errors import WireError
 from mlxdist.protocol.messages import VectorOffer
 from mlxdist.protocol.tree import Span
-from mlxdist.protocol.vectors import IncomingVector, Vector
+from mlxdist.protocol.vectors import IncomingVector, Vector, block_count
+
+
+class DamagedError(WireError):
+    """A vector came whole, and with another hash."""
 
 
 @dataclass
@@ -38,7 +42,8 @@ class Uploads:
     def admit(self, lowest_missing: int) -> Iterator[tuple[str, int, int]]:
         """Let in what there is room for: (node, stream, credit) of each."""
         for key, offer in sorted(self._waiting.items(), key=lambda item: item[1].start):
-            lowest = offer.start == lowest_missing
+            # A copy of what arrives already may overtake it, but not with the room that is kept for the lowest one.
+            lowest = offer.start == lowest_missing and not self._arrives(offer)
             if self.held >= self.limit + (self.reserve if lowest else 0):
                 break
             del self._waiting[key]
@@ -55,11 +60,33 @@ class Uploads:
         return vector.upto
 
     def end(self, name: str, stream: int, digest: str) -> tuple[Span, Vector]:
-        """The vector is whole: its subtree and its buffer. Raises WireError when its hash differs."""
+        """The vector is whole: its subtree and its buffer.
+
+        Raises DamagedError, its buffer free again, when the hash differs; WireError when blocks are missing.
+        """
         span, vector = self._find(name, stream)
-        vector.end(digest)
+        try:
+            vector.end(digest)
+        except WireError as error:
+            if vector.received < block_count(len(vector.buffer)):
+                raise
+            self._free_again((name, stream))
+            raise DamagedError(f"the partial over {span} arrived damaged") from error
         del self._arriving[name, stream]
         return span, vector.buffer
+
+    def stalled(self, name: str) -> bool:
+        """Whether the node waits for room, and for nothing of its own."""
+        return any(key[0] == name for key in self._waiting) and not any(key[0] == name for key in self._arriving)
+
+    def not_needed(self, needed: Container[Span]) -> Iterator[tuple[str, int]]:
+        """Throw away what is offered or arrives of subtrees that nobody misses any more: (node, stream) of each."""
+        for key in [key for key, offer in self._waiting.items() if Span(offer.start, offer.stop) not in needed]:
+            del self._waiting[key]
+            yield key
+        for key in [key for key, (span, _) in self._arriving.items() if span not in needed]:
+            self._free_again(key)
+            yield key
 
     def release(self, buffer: Vector) -> None:
         """A buffer that is summed away."""
@@ -71,8 +98,14 @@ class Uploads:
         for key in [key for key in self._waiting if key[0] == name]:
             del self._waiting[key]
         for key in [key for key in self._arriving if key[0] == name]:
-            _, vector = self._arriving.pop(key)
-            self.release(vector.buffer)
+            self._free_again(key)
+
+    def _free_again(self, key: tuple[str, int]) -> None:
+        _, vector = self._arriving.pop(key)
+        self.release(vector.buffer)
+
+    def _arrives(self, offer: VectorOffer) -> bool:
+        return any(span == Span(offer.start, offer.stop) for span, _ in self._arriving.values())
 
     def _find(self, name: str, stream: int) -> tuple[Span, IncomingVector]:
         try:

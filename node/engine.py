@@ -32,6 +32,10 @@ def versions() -> dict[str, str]:
     return {name: metadata.version(name) for name in ("mlx", "mlx-lm")}
 
 
+class _NotNeeded(Exception):  # noqa: N818 - nothing is wrong
+    """The rest of an assignment is not needed any more."""
+
+
 class Engine:
     """Keeps the model from one run to the next when the next one needs the same."""
 
@@ -51,9 +55,9 @@ class Engine:
                 case ComputeCanary():
                     say(m.CanaryAnswer(life, tuple(self._ready().canary())), b"")
                 case ComputeLeaves():
-                    self._compute(work, life, say, offer)
-        except NonFiniteError as error:
-            say(m.Fault(life, "nonfinite", str(error)), b"")
+                    self._compute(work, session, say, offer)
+        except _NotNeeded:
+            return
         except UserError as error:
             say(m.Fault(life, "config", str(error)), b"")
         except MlxdistError as error:
@@ -82,8 +86,8 @@ class Engine:
         self._computer = Computer(loaded, spec)
         return loaded
 
-    def _compute(self, work: ComputeLeaves, life: m.Life, say: Say, offer: Offer) -> None:
-        task = work.task
+    def _compute(self, work: ComputeLeaves, session: Session, say: Say, offer: Offer) -> None:
+        task, life = work.task, session.life
         computer = replace(self._ready(), adapter=work.adapter, reference=work.reference)
         computer.use(work.adapter)
         clock, segment_size = time.monotonic(), computer.loaded.path.segment_size
@@ -108,21 +112,34 @@ class Engine:
 
         def one(index: int) -> Vector:
             leaf, inputs = work.leaves[index - task.start], work.numbers[index - task.start]
-            with named_out_of_memory(leaf, segment_size):
-                flat, numbers = computer.gradient(
-                    leaf, step=task.step, loss=task.loss, scalars=task.scalars, inputs=inputs
-                )
+            if not session.needed(task.attempt):
+                raise _NotNeeded
+            try:
+                with named_out_of_memory(leaf, segment_size):
+                    flat, numbers = computer.gradient(
+                        leaf, step=task.step, loss=task.loss, scalars=task.scalars, inputs=inputs
+                    )
+            except NonFiniteError as error:
+                say(_nonfinite(task, leaf, str(error)), b"")
+                raise _NotNeeded from error
             answer(leaf, numbers)
             return flat
 
         if task.verb == "score":
             for leaf in work.leaves:
+                if not session.needed(task.attempt):
+                    raise _NotNeeded
                 with named_out_of_memory(leaf, segment_size):
                     numbers = computer.score(leaf, task.parameters)
                 answer(leaf, numbers)
             return
         for span in subtrees(task.total, Span(task.start, task.stop)):
             offer(task, span, fold_span(span, one, add))
+
+
+def _nonfinite(task: m.Task, leaf: Leaf, reason: str) -> m.Fault:
+    rows = tuple(row.row_id for row in leaf.rows)
+    return m.Fault(task.life, "nonfinite", reason, task.step, task.attempt, leaf.index, rows)
 
 
 def _introduction(life: m.Life, loaded: LoadedModel) -> m.Loaded:

@@ -3,13 +3,15 @@
 Welcome -> LoadModel          Canary -> ComputeCanary
 VectorOffer, VectorBlock, VectorEnd -> a new adapter version, or the reference's adapter
 Task, LeafRows -> ComputeLeaves, as soon as all rows and the adapter version are here
-Credit -> blocks of a partial
+Credit -> blocks of a partial; Received -> it may be forgotten, or is offered again
+Cancel -> an assignment is dropped
 """
 
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from mlxdist.protocol import messages as m
@@ -70,6 +72,10 @@ class Session:
     elements: int = 0  # of the adapter; known when the model is loaded
     spec: m.RunSpec | None = None
     work: deque[Work] = field(default_factory=deque)
+    computing: int | None = None  # the attempt that the engine works on
+    over: bool = False  # the coordinator does not know this life any more
+    _cancelled: set[int] = field(default_factory=set)
+    _kept: dict[int, tuple[m.VectorOffer, Vector]] = field(default_factory=dict)  # sent, not yet received whole
     _outbox: deque[tuple[m.Message, Buffer]] = field(default_factory=deque)
     _adapters: dict[int, Vector] = field(default_factory=dict)
     _reference: Vector | None = None
@@ -81,6 +87,24 @@ class Session:
     def say(self, message: m.Message, payload: Buffer = b"") -> None:
         """Queue a message for the coordinator."""
         self._outbox.append((message, payload))
+
+    def next_work(self) -> Work:
+        """Take the next piece of work; an assignment counts as being computed until `done`."""
+        work = self.work.popleft()
+        self.computing = work.task.attempt if isinstance(work, ComputeLeaves) else None
+        return work
+
+    def needed(self, attempt: int) -> bool:
+        """Whether somebody still waits for the answers of this attempt."""
+        return not self.over and attempt not in self._cancelled
+
+    def done(self) -> None:
+        """The engine has let go of its work; the coordinator is told when it had asked for that."""
+        if self.computing in self._cancelled:
+            assert self.computing is not None
+            self._cancelled.discard(self.computing)
+            self.say(m.Cancel(self.life, self.computing))
+        self.computing = None
 
     def take_outgoing(self) -> Iterator[tuple[m.Message, Buffer]]:
         """The messages to send now, each once: what was said, then the blocks that have credit."""
@@ -95,22 +119,25 @@ class Session:
 
     def offer_partial(self, task: m.Task, span: Span, vector: Vector) -> None:
         """Announce the sum over one subtree; its blocks go when the coordinator has room."""
+        offer = m.VectorOffer(
+            life=self.life,
+            stream=0,
+            kind="partial",
+            adapter_version=task.adapter_version,
+            elements=len(vector),
+            step=task.step,
+            attempt=task.attempt,
+            start=span.start,
+            stop=span.stop,
+            slice_stop=len(vector),
+        )
+        self._offer(offer, vector)
+
+    def _offer(self, offer: m.VectorOffer, vector: Vector) -> None:
         self._streams += 1
         self._outgoing[self._streams] = OutgoingVector(self._streams, vector)
-        self.say(
-            m.VectorOffer(
-                life=self.life,
-                stream=self._streams,
-                kind="partial",
-                adapter_version=task.adapter_version,
-                elements=len(vector),
-                step=task.step,
-                attempt=task.attempt,
-                start=span.start,
-                stop=span.stop,
-                slice_stop=len(vector),
-            )
-        )
+        self._kept[self._streams] = (msgspec.structs.replace(offer, stream=self._streams), vector)
+        self.say(self._kept[self._streams][0])
 
     @property
     def uploading(self) -> bool:
@@ -139,7 +166,11 @@ class Session:
             case m.VectorEnd(stream=stream, digest=digest):
                 offer, vector = self._stream(stream)
                 del self._incoming[stream]
-                vector.end(digest)
+                try:
+                    vector.end(digest)
+                except WireError:
+                    self.say(m.Received(self.life, stream, whole=False))  # it is offered again
+                    return
                 if offer.kind == "reference":
                     self._reference = vector.buffer
                 elif offer.adapter_version >= max(self._adapters, default=-1):  # a late older one changes nothing
@@ -153,14 +184,36 @@ class Session:
             case m.Credit(stream=stream, upto=upto):
                 if stream in self._outgoing:
                     self._outgoing[stream].credit(upto)
+            case m.Cancel(attempt=attempt):
+                self._cancel(attempt)
+            case m.Received(stream=stream, whole=whole):
+                kept = self._kept.pop(stream, None)
+                if kept is not None and not whole:
+                    self._offer(*kept)
             case m.Stale(over=True):
+                self.over = True
                 self._outgoing.clear()
+                self._kept.clear()
+                self.work.clear()
             case m.Stale(stream=stream):
                 self._outgoing.pop(stream, None)
+                self._kept.pop(stream, None)
             case m.Bye(reason=reason):
                 self.work.append(Finish(reason, refused=False))
             case _:
                 raise WireError(f"a worker is not sent {type(message).__name__}")
+
+    def _cancel(self, attempt: int) -> None:
+        """Drop what was not begun, and say so at once; what is being computed ends at its next leaf."""
+        self._assignments = deque(one for one in self._assignments if one.task.attempt != attempt)
+        self.work = deque(
+            one for one in self.work if not (isinstance(one, ComputeLeaves) and one.task.attempt == attempt)
+        )
+        if attempt == self.computing:
+            self._cancelled.add(attempt)
+        else:
+            self.say(m.Cancel(self.life, attempt))
+        self._start_ready()
 
     def _accept_adapter(self, offer: m.VectorOffer) -> None:
         if offer.kind not in ("adapter", "reference") or offer.stream in self._incoming:

@@ -19,6 +19,7 @@ import msgspec
 import psutil
 
 from mlxdist.protocol import messages as m
+from mlxdist.protocol.backoff import Backoff
 from mlxdist.protocol.errors import WireError
 from mlxdist.protocol.transport import Link
 from mlxdist.protocol.wire import decode, encode
@@ -89,6 +90,11 @@ class Worker:
                 continue
             return
 
+    def kill(self) -> None:
+        """End a worker that may not listen any more."""
+        self.process.kill()
+        self.process.wait()
+
 
 def describe_exit(code: int) -> str:
     """An exit code of a worker as a sentence."""
@@ -138,6 +144,8 @@ class Supervisor:
         self.beats = 0
         self.heard = self.spoken = clock()
         self.spoken -= ENLIST_SECONDS
+        self.backoff = Backoff()
+        self.resting_until: float | None = None  # when a worker that ended is started again
         self.exit_code: int | None = None
         self.reason = ""
 
@@ -145,7 +153,7 @@ class Supervisor:
         """Until the goodbye, a refusal, or nobody heard for `wait_seconds`; or until whoever launched this is gone."""
         try:
             while self.exit_code is None:
-                for frames in self.link.receive(min(self.beat_seconds, 0.5)):
+                for frames in self.link.receive(min(self.beat_seconds / 2, 0.5)):
                     self.heard = self.clock()
                     try:
                         message, _ = decode(frames)
@@ -159,6 +167,8 @@ class Supervisor:
                     self._tick()
             return self.exit_code
         finally:
+            if self.life is not None:
+                self._send(m.Left(self.life))
             if self.worker is not None:
                 self.worker.stop()
             self.link.close()
@@ -182,6 +192,9 @@ class Supervisor:
                 self.beat_seconds = ENLIST_SECONDS
                 if self.launched:
                     self._leave(0, reason)
+            case m.Restart(worker_pid=pid, life=life) if life == self.life:
+                if self.worker is not None and pid in (0, self.worker.process.pid):
+                    self.worker.kill()
             case m.Stale(over=True):
                 self.life = None  # another coordinator lives now: ask it to be admitted
 
@@ -189,6 +202,7 @@ class Supervisor:
         if admit.life == self.life:
             return
         self.life, self.beat_seconds = admit.life, admit.beat_seconds
+        self.backoff.first_seconds = admit.restart_seconds
         if self.worker is not None and (
             self.worker.process.poll() is not None or admit.environment != self.environment
         ):
@@ -204,6 +218,8 @@ class Supervisor:
         now = self.clock()
         if now - self.heard > self.wait_seconds:
             self._leave(1, f"no coordinator for {self.wait_seconds:.0f} s")
+        if self.resting_until is not None and now >= self.resting_until:
+            self.resting_until = self.life = None  # the next worker is a new life: ask for it
         if self.life is None:
             if now - self.spoken >= ENLIST_SECONDS:
                 pid = self.worker.process.pid if self.worker is not None else 0
@@ -217,11 +233,19 @@ class Supervisor:
                 self._pass_on_lines(self.worker, self.life)
                 self._send(m.WorkerExit(self.life, cause, tuple(self.worker.tail)))
                 self.worker = None
+                self._rest(now, cause)
         if now - self.spoken >= self.beat_seconds:
             self.beats += 1
             pid, rss = _memory(self.worker)
             self._send(m.Beat(self.life, self.beats, pid, rss))
             self.spoken = now
+
+    def _rest(self, now: float, cause: str) -> None:
+        wait = self.backoff.next(now)
+        if wait is None:
+            self._leave(1, f"its workers ended too often within an hour, the last one so: {cause}")
+        else:
+            self.resting_until = now + wait
 
     def _pass_on_lines(self, worker: Worker, life: m.Life) -> None:
         lines: list[str] = []

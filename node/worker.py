@@ -62,6 +62,12 @@ class Carrier:
             self.session.offer_partial(task, span, vector)
         self.link.wake()
 
+    def done(self) -> None:
+        """The engine has let go of its work."""
+        with self.changed:
+            self.session.done()
+        self.link.wake()
+
     def close(self) -> None:
         """Let what was said leave, for a while, then end the thread."""
         deadline = time.monotonic() + FLUSH_SECONDS
@@ -121,10 +127,11 @@ def serve(order: Order, orders: "queue.Queue[Order]", engine: "Engine") -> Finis
                     raise carrier.error
                 if not session.work:
                     return None
-                work = session.work.popleft()
+                work = session.next_work()
             if isinstance(work, Finish):
                 return work
             engine.perform(work, session, carrier.say, carrier.offer)
+            carrier.done()
     finally:
         carrier.close()
 

@@ -104,6 +104,15 @@ class Admit(Message, frozen=True):
     beat_seconds: float
     environment: dict[str, str]
     memory_limit_bytes: int = 0  # for mlx; 0: what the machine allows
+    restart_seconds: float = 1.0  # before a worker that ended is started again; doubled each time
+
+
+class Restart(Message, frozen=True):
+    """End the worker with this pid, which does nothing or sends nonsense; its successor is a new life."""
+
+    life: Life
+    worker_pid: int
+    reason: str
 
 
 class Noted(Message, frozen=True):
@@ -171,6 +180,7 @@ class Fault(Message, frozen=True):
     kind: str
     message: str
     step: int = -1
+    attempt: int = -1
     leaf: int = -1
     row_ids: tuple[int, ...] = ()
 
@@ -210,6 +220,13 @@ class Task(Message, frozen=True):
     loss: str
     parameters: str
     scalars: dict[str, float]
+
+
+class Cancel(Message, frozen=True):
+    """Nobody needs the answers of this attempt any more: stop at the next leaf. The worker says it back once it has."""
+
+    life: Life
+    attempt: int
 
 
 class LeafRows(Message, frozen=True):
@@ -275,6 +292,14 @@ class Credit(Message, frozen=True):
     upto: int
 
 
+class Received(Message, frozen=True):
+    """A vector has ended. Not `whole`: its hash differs, please offer it again; else it may be forgotten."""
+
+    life: Life
+    stream: int
+    whole: bool
+
+
 # ---- both ways, either connection
 
 
@@ -310,6 +335,7 @@ AnyMessage = Union[  # noqa: UP007 - msgspec reads the union at run time
     Log,
     Left,
     Admit,
+    Restart,
     Noted,
     Hello,
     Progress,
@@ -320,11 +346,13 @@ AnyMessage = Union[  # noqa: UP007 - msgspec reads the union at run time
     Welcome,
     Canary,
     Task,
+    Cancel,
     LeafRows,
     VectorOffer,
     VectorBlock,
     VectorEnd,
     Credit,
+    Received,
     Stale,
     Refuse,
     Bye,

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from mlxdist.coordinator.cluster import Cluster, Rules
+from mlxdist.coordinator.cluster import Cluster
 from mlxdist.coordinator.config import RunConfig
 from mlxdist.coordinator.fleet import Fleet
+from mlxdist.coordinator.rules import Rules
 from mlxdist.coordinator.spec import run_spec
 from mlxdist.node.engine import Engine, versions
 from mlxdist.node.session import Session
@@ -50,7 +51,9 @@ class MemoryNode:
             self.heard.append(message)
             self.session.handle(message, payload)
         while self.session.work:
-            self.engine.perform(self.session.work.popleft(), self.session, self.session.say, self.session.offer_partial)
+            work = self.session.next_work()
+            self.engine.perform(work, self.session, self.session.say, self.session.offer_partial)
+            self.session.done()
         for message, payload in self.session.take_outgoing():
             self.data.send(encode(message, payload))
 

@@ -4,7 +4,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,9 +45,11 @@ class Pools:
         return Hosts(None, CoordinatorHost(port=self.ports[size], min_nodes=size), ())
 
 
-def start_node(port: int, name: str, logs: Path) -> "subprocess.Popen[bytes]":
+def start_node(
+    port: int, name: str, logs: Path, *, host: str = "127.0.0.1", environment: Mapping[str, str] | None = None
+) -> "subprocess.Popen[bytes]":
     """One node as a person would start it by hand."""
-    with (logs / f"{name}.txt").open("wb") as log:
+    with (logs / f"{name}.txt").open("ab") as log:
         return subprocess.Popen(
             [
                 sys.executable,
@@ -55,7 +57,7 @@ def start_node(port: int, name: str, logs: Path) -> "subprocess.Popen[bytes]":
                 "mlxdist",
                 "node",
                 "--connect",
-                f"127.0.0.1:{port}",
+                f"{host}:{port}",
                 "--name",
                 name,
                 "--wait",
@@ -64,7 +66,7 @@ def start_node(port: int, name: str, logs: Path) -> "subprocess.Popen[bytes]":
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env={**os.environ, "MLX_DISABLE_COMPILE": "1"},
+            env={**os.environ, "MLX_DISABLE_COMPILE": "1", **(environment or {})},
         )
 
 

@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from mlxdist.coordinator.cluster import Cluster, Rules
+from mlxdist.coordinator.cluster import Cluster
 from mlxdist.coordinator.rounds import Request
+from mlxdist.coordinator.rules import Rules
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import MlxdistError
@@ -148,6 +149,12 @@ class ScriptedNode:
     def beat(self) -> None:
         self.tell(m.Beat(self.life, 1, 2, 3))
 
+    @property
+    def attempt(self) -> int:
+        """Its first attempt in the round in work; 0 when it has none."""
+        current = self.bench.cluster.round
+        return next((one.number for one in current.of(self.name)), 0) if current is not None else 0
+
     def answer(self, leaf: int, **changes: Any) -> tuple[m.LeafAnswer, bytes]:
         """The answer to a leaf of the round in work, with one row number."""
         current = self.bench.cluster.round
@@ -156,7 +163,7 @@ class ScriptedNode:
         values = {
             "life": self.life,
             "step": request.step,
-            "attempt": current.attempt,
+            "attempt": self.attempt,
             "adapter_version": request.adapter_version,
             "leaf": leaf,
             "columns": 1,
@@ -177,7 +184,7 @@ class ScriptedNode:
             "adapter_version": request.adapter_version,
             "elements": elements,
             "step": request.step,
-            "attempt": current.attempt,
+            "attempt": self.attempt,
             "start": span.start,
             "stop": span.stop,
             "slice_start": 0,

@@ -1,0 +1,126 @@
+"""The round in work: what is given to whom, what is late, what is lost. Values in, gifts out; no messages, no clock."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from mlxdist.coordinator.assign import assign
+from mlxdist.coordinator.patience import Patience
+from mlxdist.coordinator.roster import Node
+from mlxdist.coordinator.rounds import Attempt, Request, Round, begin_round, leaf_tokens
+from mlxdist.coordinator.rules import Rules
+from mlxdist.coordinator.sharing import ALONE_AFTER, Gift, Split, copies, share
+from mlxdist.protocol.errors import MlxdistError, NodeError, NonFiniteError
+from mlxdist.protocol.tree import Span
+
+FATAL_DEATHS = ALONE_AFTER + 1
+FATAL_NONFINITE = 2
+
+
+@dataclass
+class Work:
+    """One round after another. `failure` is what no other node could mend."""
+
+    rules: Rules
+    split: Split = assign
+    round: Round | None = None
+    failure: MlxdistError | None = None
+    leaves_given_again: int = 0  # of the rounds before
+    paused: bool = False
+    _attempts: int = 0
+    patience: Patience = field(init=False)
+
+    def __post_init__(self) -> None:
+        rules = self.rules
+        self.patience = Patience(rules.progress_seconds, rules.progress_factor, rules.first_seconds)
+
+    def begin(self, request: Request) -> Round:
+        """The next round: all of it is pending."""
+        assert self.round is None or self.round.complete, "one round at a time"
+        if self.round is not None:
+            self.leaves_given_again += self.round.given_again
+        self.round = begin_round(self.round, request)
+        return self.round
+
+    def share_out(self, nodes: Sequence[Node], now: float) -> Iterator[Attempt]:
+        """Give what is pending to the nodes that can work, unless they are too few."""
+        if self.round is None or not self.round.pending:
+            return
+        self.paused = len(nodes) < self.rules.min_nodes
+        if not self.paused:
+            yield from [self._give(gift, nodes, now) for gift in list(share(self.round, nodes, self.split))]
+
+    def copy_late(self, nodes: Sequence[Node], now: float) -> Iterator[Attempt]:
+        """Copies of what takes much longer than its node usually needs."""
+        if self.round is None:
+            return
+
+        def slow(attempt: Attempt) -> bool:
+            allowed = self.rules.beat_seconds + self.rules.copy_factor * attempt.expected
+            return attempt.expected > 0 and now - attempt.began > allowed
+
+        yield from [self._give(gift, nodes, now) for gift in list(copies(self.round, nodes, slow))]
+
+    def _give(self, gift: Gift, nodes: Sequence[Node], now: float) -> Attempt:
+        assert self.round is not None
+        self._attempts += 1
+        node = next(node for node in nodes if node.name == gift.node)
+        before = self.round.of(node.name)
+        if not before:
+            node.progressed = now
+        attempt = self.round.give(self._attempts, gift.node, gift.run, alone=gift.alone, copy=gift.copy)
+        attempt.began = now
+        if node.tokens_per_second:
+            tokens = sum(self.round.request.costs[gift.run.start : gift.run.stop])
+            attempt.expected = tokens / node.tokens_per_second + sum(one.expected for one in before)
+        return attempt
+
+    def stuck(self, node: Node, now: float) -> float | None:
+        """Seconds for which a node with work has done nothing, when they are too many."""
+        attempts = self.round.of(node.name) if self.round is not None else []
+        if not attempts and not node.cancelled:
+            return None
+        leaf = attempts[0].in_work if attempts else None
+        idle = now - node.progressed
+        if leaf is None or self.round is None:  # its partial travels, or it is to let go of a leaf
+            limit = self.patience.limit(0, 0, first=True)
+        else:
+            tokens = leaf_tokens(self.round.request.leaves[leaf])
+            limit = self.patience.limit(sum(tokens), max(tokens), first=not node.leaves_done)
+        return idle if idle > limit else None
+
+    def lost(self, name: str, blame: bool) -> list[Span]:
+        """A node's worker is gone: the runs that are pending again. A leaf at its third death is a failure."""
+        if self.round is None:
+            return []
+        runs, leaf = self.round.lost(name)
+        if leaf is not None and not blame:
+            self.round.deaths[leaf] -= 1
+        elif leaf is not None and self.round.deaths[leaf] >= FATAL_DEATHS:
+            self.failure = NodeError(
+                f"{FATAL_DEATHS} workers ended while they computed {self._leaf(leaf)}, the last one with nothing else "
+                "in work: look at the workers' last lines in the logs, and shorten or leave out these rows"
+            )
+        return runs
+
+    def nonfinite(self, attempt: Attempt, leaf: int) -> str:
+        """A leaf gave NaN or Inf: it is computed elsewhere; the same again is a failure. Returns what is done."""
+        assert self.round is not None
+        nodes = self.round.nonfinite.setdefault(leaf, [])
+        nodes.append(attempt.node)
+        self.round.drop(attempt)
+        if len(nodes) >= FATAL_NONFINITE:
+            self.failure = NonFiniteError(
+                f"NaN or Inf in {self._leaf(leaf)}, on {' and on '.join(nodes)}: no step was taken. Look at these "
+                "rows, or lower train.learning_rate"
+            )
+        return f"NaN or Inf in {self._leaf(leaf)}; computed once more"
+
+    def _leaf(self, index: int) -> str:
+        assert self.round is not None
+        rows = ", ".join(str(row.row_id) for row in self.round.request.leaves[index].rows)
+        return f"leaf {index} of step {self.round.request.step} (rows {rows})"
+
+
+def said(runs: Sequence[Span]) -> str:
+    """'leaves [3, 5) go to others', or nothing."""
+    return f"leaves {', '.join(map(str, runs))} go to others" if runs else ""
