@@ -210,9 +210,11 @@ class Membership:
         node.move(event)
         node.spent = True
         node.worker_pid = 0
+        place = len(self.news)
         done = self.on_lost(node, blame)
         node.forget_worker()
-        self.tell(node, cause + (f"; {done}" if done else ""))
+        sentence = cause + (f"; {done}" if done else "")
+        self.news.insert(place, NodeNews(node.name, node.state.value, sentence))  # before what follows from it
 
     def restart_worker(self, node: Node, reason: str) -> None:
         """The worker is of no use: its work goes to others, and the supervisor starts another."""
