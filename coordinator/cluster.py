@@ -230,8 +230,9 @@ class Cluster:
                 if download := self._downloads.get((node.name, stream)):
                     download.credit(upto)
             case m.Received(whole=whole):
-                if not whole:  # an adapter arrived damaged: both go again
+                if not whole:  # which one is not said: both go again
                     self._spoiled(node)
+                    self.members.tell(node, "an adapter arrived damaged there and is sent again")
                     node.adapter_version, node.has_reference = -1, False
                     self._send_reference(node)
                     self._send_adapter(node)

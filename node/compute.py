@@ -52,7 +52,10 @@ class Computer:
         columns: list[mx.array] = []
         for kind in parameters.split("+"):
             columns += self._score(batches) if kind == "current" else self._reference_score(batches)
-        return np.array(mx.stack(columns, axis=1), dtype=np.float32)
+        numbers = np.array(mx.stack(columns, axis=1), dtype=np.float32)
+        if not np.isfinite(numbers).all():
+            raise NonFiniteError(f"NaN or Inf in the scores of {_named(leaf)}")
+        return numbers
 
     def gradient(
         self, leaf: Leaf, *, step: int, loss: str = "sft", scalars: Mapping[str, float] | None = None, inputs: Inputs
@@ -83,8 +86,7 @@ class Computer:
         finite = mx.all(mx.isfinite(flat)) & mx.all(mx.isfinite(columns))
         mx.eval(flat, columns, finite)
         if not finite.item():
-            rows = ", ".join(str(row.row_id) for row in leaf.rows)
-            raise NonFiniteError(f"NaN or Inf in step {step}, leaf {leaf.index}, rows {rows}")
+            raise NonFiniteError(f"NaN or Inf in step {step}, {_named(leaf)}")
         return np.array(flat), np.array(columns, dtype=np.float32)
 
     def canary(self) -> Iterator[str]:
@@ -125,6 +127,10 @@ class Computer:
             return known
         fresh = seen(loss, self._reference_score(batches), target_counts(leaf))
         return [mx.where(mx.isnan(old), new, old) for old, new in zip(known, fresh, strict=True)]
+
+
+def _named(leaf: Leaf) -> str:
+    return f"leaf {leaf.index}, rows {', '.join(str(row.row_id) for row in leaf.rows)}"
 
 
 def add(left: Vector, right: Vector) -> Vector:

@@ -1,7 +1,8 @@
 """Turns a session's work into answers: the worker's day without its process, threads and socket."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -110,26 +111,29 @@ class Engine:
             clock = now
             say(message, np.ascontiguousarray(numbers).tobytes())
 
-        def one(index: int) -> Vector:
-            leaf, inputs = work.leaves[index - task.start], work.numbers[index - task.start]
+        @contextmanager
+        def computing(leaf: Leaf) -> Iterator[None]:
             if not session.needed(task.attempt):
                 raise _NotNeeded
             try:
                 with named_out_of_memory(leaf, segment_size):
-                    flat, numbers = computer.gradient(
-                        leaf, step=task.step, loss=task.loss, scalars=task.scalars, inputs=inputs
-                    )
+                    yield
             except NonFiniteError as error:
                 say(_nonfinite(task, leaf, str(error)), b"")
                 raise _NotNeeded from error
+
+        def one(index: int) -> Vector:
+            leaf, inputs = work.leaves[index - task.start], work.numbers[index - task.start]
+            with computing(leaf):
+                flat, numbers = computer.gradient(
+                    leaf, step=task.step, loss=task.loss, scalars=task.scalars, inputs=inputs
+                )
             answer(leaf, numbers)
             return flat
 
         if task.verb == "score":
             for leaf in work.leaves:
-                if not session.needed(task.attempt):
-                    raise _NotNeeded
-                with named_out_of_memory(leaf, segment_size):
+                with computing(leaf):
                     numbers = computer.score(leaf, task.parameters)
                 answer(leaf, numbers)
             return
