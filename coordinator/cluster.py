@@ -28,7 +28,7 @@ from mlxdist.protocol.leaves import Leaf, pack_leaf
 from mlxdist.protocol.manifest import Manifest
 from mlxdist.protocol.numerics import CANARY_TIMES
 from mlxdist.protocol.states import NodeEvent, NodeState
-from mlxdist.protocol.transport import CONTROL, DATA, Parcel
+from mlxdist.protocol.transport import CONTROL, DATA, Parcel, is_probe
 from mlxdist.protocol.tree import Span
 from mlxdist.protocol.vectors import OutgoingVector, Vector, digest
 from mlxdist.protocol.wire import Buffer, decode, encode
@@ -154,6 +154,10 @@ class Cluster:
     def receive(self, parcel: Parcel, now: float) -> None:
         """Take one message. What cannot be accepted is answered, and changes nothing."""
         self.now = now
+        if is_probe(parcel.frames):
+            if parcel.channel == DATA and (node := self.members.by_data(parcel.peer)) is not None:
+                self.members.begin_anew(node, "its data connection broke, and is there again", now)
+            return
         try:
             message, payload = decode(parcel.frames)
         except WireError as error:
@@ -245,11 +249,12 @@ class Cluster:
                 raise WireError(f"{type(message).__name__} on the data connection")
 
     def _on_hello(self, node: Node, message: m.Hello, peer: bytes) -> None:
-        anew = node.data is not None
-        node.move(NodeEvent.WORKER_HELLO)  # first: what the old connection had must not go to it again
-        if anew:
-            self.members.tell(node, f"its worker connected anew; {self._on_lost(node, False)}".rstrip("; "))
-            node.forget_worker()
+        if node.data == peer and node.state is NodeState.LOADING:
+            return  # said again while the welcome was on its way
+        if node.data is not None:
+            self.members.begin_anew(node, "its worker said hello again", self.now)
+            return
+        node.move(NodeEvent.WORKER_HELLO)
         node.data, node.versions = peer, message.versions
         for package, mine in self.rules.versions.items():
             theirs = message.versions.get(package, "absent")

@@ -52,6 +52,10 @@ class Membership:
         """The node that a message belongs to, if it still takes part."""
         return next((node for node in self.nodes.values() if node.life == life and not node.gone), None)
 
+    def by_data(self, peer: bytes) -> Node | None:
+        """The node whose worker holds this data connection, if it still takes part."""
+        return next((node for node in self.nodes.values() if node.data == peer and not node.gone), None)
+
     def tell(self, node: Node, sentence: str) -> None:
         """News of a node."""
         self.news.append(NodeNews(node.name, node.state.value, sentence))
@@ -90,7 +94,7 @@ class Membership:
             self.given_up.pop(message.name, None)
             self.tell(known, "connected")
         elif known.spent:
-            known.life, known.spent = self._new_life(), False
+            known.life, known.spent, known.progressed = self._new_life(), False, now
         known.heard(now)
         rules = self.rules
         admit = m.Admit(
@@ -178,7 +182,9 @@ class Membership:
                 node.move(NodeEvent.SILENT)
                 self.tell(node, "its connection is closed" if node.closed else f"no beat for {silent:.3g} s")
             elif node.data_closed is not None and now - node.data_closed > rules.return_seconds:
-                self.restart_worker(node, f"its data connection stayed closed for {rules.return_seconds:.3g} s")
+                self.begin_anew(node, f"its data connection stayed closed for {rules.return_seconds:.3g} s", now)
+            elif node.state is NodeState.CONNECTING and node.worker_pid and now - node.progressed > rules.first_seconds:
+                self.restart_worker(node, f"its worker did not say hello for {rules.first_seconds:.3g} s")
             if not node.gone and silent > SILENT_BEATS * rules.beat_seconds and now - node.probed > rules.beat_seconds:
                 self._probe(node, now)
 
@@ -213,6 +219,17 @@ class Membership:
         done = self.on_lost(node, blame)
         node.forget_worker()
         self.tell(node, cause + (f"; {done}" if done else ""))
+
+    def begin_anew(self, node: Node, reason: str, now: float) -> None:
+        """Its worker lives, its data connection does not: both get a new life, in which nothing of the old one counts.
+
+        The supervisor, told that the old life is over, asks for the new one and hands it to the same worker, which
+        keeps its model.
+        """
+        old = node.life
+        self.lose(node, NodeEvent.CONNECTION_LOST, reason, blame=False)
+        node.life, node.spent, node.progressed = self._new_life(), False, now
+        self.send(CONTROL, node.control, m.Stale(old, reason, over=True))
 
     def restart_worker(self, node: Node, reason: str) -> None:
         """The worker is of no use: its work goes to others, and the supervisor starts another."""
