@@ -51,6 +51,7 @@ def train(run: Run, state: State) -> State:
     """
     train_ = run.config.train
     began = run.clock()
+    recomputed = run.fleet.leaves_recomputed()
     run.fleet.send_adapter(state.step, state.adapter)
     try:
         for step in islice(run.order(), state.step, run.total_steps):
@@ -72,6 +73,7 @@ def train(run: Run, state: State) -> State:
 
             seconds = run.clock() - step_began
             tokens = supervised_tokens(answer.leaves)
+            before, recomputed = recomputed, run.fleet.leaves_recomputed()
             run.report.train(
                 StepReport(
                     step=state.step,
@@ -85,6 +87,7 @@ def train(run: Run, state: State) -> State:
                     seconds=seconds,
                     peak_gb=run.fleet.peak_gb(),
                     say_memory=train_.report_memory,
+                    leaves_recomputed=recomputed - before,
                     extra={name: value for name, value in answer.metrics.items() if name != "loss"},
                 )
             )
