@@ -201,8 +201,8 @@ class Cluster:
             slow = next(
                 one for one in self._current().attempts.values() if not one.copy and one.missing & attempt.missing
             )
-            leaves = f"{len(attempt.run)} {'leaf takes' if len(attempt.run) == 1 else 'leaves take'} long there"
-            self.members.tell(self.nodes[slow.node], leaves, f"{attempt.node} computes the same")
+            what = f"leaves {attempt.run} take long there"
+            self.members.tell(self.nodes[slow.node], what, f"{attempt.node} computes them too")
             self._send_work(attempt)
 
     def unreachable(self, parcel: Parcel, now: float) -> None:
@@ -231,11 +231,8 @@ class Cluster:
                 if download := self._downloads.get((node.name, stream)):
                     download.credit(upto)
             case m.Received(whole=whole):
-                if not whole:  # an adapter arrived damaged: both go again
-                    self._spoiled(node)
-                    node.adapter_version, node.has_reference = -1, False
-                    self._send_reference(node)
-                    self._send_adapter(node)
+                if not whole:
+                    self._send_again(node)
             case m.Cancel(attempt=attempt):
                 node.cancelled.discard(attempt)
                 self._share_out()
@@ -249,10 +246,11 @@ class Cluster:
                 raise WireError(f"{type(message).__name__} on the data connection")
 
     def _on_hello(self, node: Node, message: m.Hello, peer: bytes) -> None:
-        if node.data is not None:
+        anew = node.data is not None
+        node.move(NodeEvent.WORKER_HELLO)  # first: what the old connection had must not go to it again
+        if anew:
             self.members.tell(node, "its worker connected anew", lost=self._on_lost(node, False))
             node.forget_worker()
-        node.move(NodeEvent.WORKER_HELLO)
         node.data, node.versions = peer, message.versions
         for package, mine in self.rules.versions.items():
             theirs = message.versions.get(package, "absent")
@@ -295,7 +293,7 @@ class Cluster:
             span = Span(message.leaf, message.leaf + 1)
             attempt = self._current().check(node.name, message.step, message.attempt, self._version(), span)
             self.members.tell(node, self.work.nonfinite(attempt, message.leaf), "computed once more")
-            self._after_loss(node)
+            self._settle()
         elif node.state is NodeState.LOADING:
             kind = ConfigError if message.kind == "config" else NodeError
             self.members.turn_away(node, kind(f"{node.name}: {message.message}"))
@@ -319,7 +317,7 @@ class Cluster:
         self.work.patience.took(sum(tokens), max(tokens), message.seconds)
         if current.request.verb == "gradient":
             node.measured(sum(tokens), message.seconds)
-        self._after_result(node, done)
+        self._after_result(done)
 
     def _on_offer(self, node: Node, offer: m.VectorOffer) -> None:
         current = self._current()
@@ -335,19 +333,19 @@ class Cluster:
 
     def _on_end(self, node: Node, message: m.VectorEnd) -> None:
         try:
-            span, vector = self._uploads.end(node.name, message.stream, message.digest)
+            offer, vector = self._uploads.end(node.name, message.stream, message.digest)
         except DamagedError as error:
             self._spoiled(node)
             self.members.tell(node, str(error), "sent again")
             self._received(node, message.stream, whole=False)
             return
         try:
-            done = self._current().partial(span, vector)
+            done = self._current().partial(offer.attempt, Span(offer.start, offer.stop), vector)
         except StaleError:
             self._uploads.release(vector)
             raise
         self._received(node, message.stream, whole=True)
-        self._after_result(node, done)
+        self._after_result(done)
 
     # ---- helpers
 
@@ -358,6 +356,9 @@ class Cluster:
 
     def _version(self) -> int:
         return self._current().request.adapter_version
+
+    def _needed(self, offer: m.VectorOffer) -> bool:
+        return self.round is not None and self.round.misses(offer.attempt, Span(offer.start, offer.stop))
 
     def _idle(self, node: Node) -> bool:
         return self.round is None or self.round.finished(node.name)
@@ -383,24 +384,24 @@ class Cluster:
                 news = NodeNews("", "training", f"going on after {seconds:.3g} s: {what}", seconds=seconds)
             self.news.append(news)
 
-    def _after_result(self, node: Node, done: Iterable[Attempt]) -> None:
-        """Something came: what nobody needs any more is cancelled, who has finished is ready."""
+    def _after_result(self, done: Iterable[Attempt]) -> None:
+        """Something came: what nobody needs any more is cancelled."""
         for attempt in done:
             loser = self.nodes[attempt.node]
             if loser.data is not None:
                 loser.cancelled.add(attempt.number)
                 self._send(DATA, loser.data, m.Cancel(loser.life, attempt.number))
-            self._free_when_done(loser)
-        self._after_loss(node)
+        self._settle()
 
-    def _after_loss(self, node: Node) -> None:
-        self._free_when_done(node)
-        needed = self.round.missing if self.round is not None else set()
-        for name, stream in self._uploads.not_needed(needed):
+    def _settle(self) -> None:
+        """Something came, or was lost: who has finished is ready, what is pending and what waits goes on its way."""
+        for node in self.nodes.values():
+            if node.state is NodeState.BUSY and self._idle(node):
+                node.move(NodeEvent.FINISHED)
+        for name, stream in self._uploads.not_needed(self._needed):
             other = self.nodes[name]
             if other.data is not None:
                 self._send(DATA, other.data, m.Stale(other.life, "another node was faster", stream))
-            self._free_when_done(other)
         self._share_out()
         self._admit_uploads()
 
@@ -409,8 +410,17 @@ class Cluster:
         runs = self.work.lost(node.name, blame)
         self._downloads = {key: download for key, download in self._downloads.items() if key[0] != node.name}
         self._uploads.drop(node.name)
-        self._after_loss(node)
+        self._settle()
         return runs
+
+    def _send_again(self, node: Node) -> None:
+        """An adapter arrived damaged: both go once more."""
+        if node.state is NodeState.LOADING or self._adapter is None:
+            raise WireError("no adapter was sent to it")
+        self._spoiled(node)
+        node.adapter_version, node.has_reference = -1, False
+        self._send_reference(node)
+        self._send_adapter(node)
 
     def _spoiled(self, node: Node) -> None:
         node.spoiled += 1
@@ -429,10 +439,6 @@ class Cluster:
     def _received(self, node: Node, stream: int, *, whole: bool) -> None:
         assert node.data is not None
         self._send(DATA, node.data, m.Received(node.life, stream, whole))
-
-    def _free_when_done(self, node: Node) -> None:
-        if node.state is NodeState.BUSY and self._idle(node):
-            node.move(NodeEvent.FINISHED)
 
     def _send_reference(self, node: Node) -> None:
         if self._reference is not None and not node.has_reference:

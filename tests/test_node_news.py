@@ -27,7 +27,7 @@ def test_a_loss_says_why_what_was_done_and_which_leaves_go_to_others() -> None:
     assert (lost.name, lost.state, lost.action, lost.leaves) == (
         "a",
         "connecting",
-        "2 leaves go to others",
+        "leaves [0, 2) go to others",
         (Span(0, 2),),
     )
     assert lost.cause.startswith("the worker was killed")
@@ -48,7 +48,7 @@ def test_a_worker_that_is_started_anew_is_told_as_what_was_done() -> None:
     told(bench)
     node.say(m.Fault(node.life, "memory", "out of memory"))
     (lost, *_) = told(bench)
-    assert (lost.cause, lost.action) == ("out of memory", "its worker is started anew; 2 leaves go to others")
+    assert (lost.cause, lost.action) == ("out of memory", "its worker is started anew; leaves [0, 2) go to others")
 
 
 def test_too_few_nodes_are_a_pause_whose_end_says_how_long_it_was() -> None:
