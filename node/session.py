@@ -171,6 +171,7 @@ class Session:
                 except WireError:
                     self.say(m.Received(self.life, stream, whole=False))  # it is offered again
                     return
+                self.say(m.Received(self.life, stream, whole=True))
                 if offer.kind == "reference":
                     self._reference = vector.buffer
                 elif offer.adapter_version >= max(self._adapters, default=-1):  # a late older one changes nothing
