@@ -237,11 +237,8 @@ class Cluster:
                 if whole:
                     node.speed.sent_down(seconds)
                     node.adapter_here = max(node.adapter_here, version)
-                if not whole:  # an adapter arrived damaged: both go again
-                    self._spoiled(node)
-                    node.adapter_version, node.has_reference = -1, False
-                    self._send_reference(node)
-                    self._send_adapter(node)
+                else:
+                    self._send_again(node)
             case m.Cancel(attempt=attempt):
                 node.cancelled.discard(attempt)
                 self._share_out()
@@ -255,10 +252,11 @@ class Cluster:
                 raise WireError(f"{type(message).__name__} on the data connection")
 
     def _on_hello(self, node: Node, message: m.Hello, peer: bytes) -> None:
-        if node.data is not None:
+        anew = node.data is not None
+        node.move(NodeEvent.WORKER_HELLO)  # first: what the old connection had must not go to it again
+        if anew:
             self.members.tell(node, f"its worker connected anew; {self._on_lost(node, False)}".rstrip("; "))
             node.forget_worker()
-        node.move(NodeEvent.WORKER_HELLO)
         node.data, node.versions = peer, message.versions
         for package, mine in self.rules.versions.items():
             theirs = message.versions.get(package, "absent")
@@ -301,7 +299,7 @@ class Cluster:
             span = Span(message.leaf, message.leaf + 1)
             attempt = self._current().check(node.name, message.step, message.attempt, self._version(), span)
             self.members.tell(node, self.work.nonfinite(attempt, message.leaf))
-            self._after_loss(node)
+            self._settle()
         elif node.state is NodeState.LOADING:
             kind = ConfigError if message.kind == "config" else NodeError
             self.members.turn_away(node, kind(f"{node.name}: {message.message}"))
@@ -324,7 +322,7 @@ class Cluster:
         tokens = leaf_tokens(leaf)
         self.work.patience.took(sum(tokens), max(tokens), message.seconds)
         node.speed.leaf(current.request.verb, (sum(tokens), max(tokens)), message.seconds)
-        self._after_result(node, done)
+        self._after_result(done)
 
     def _on_offer(self, node: Node, offer: m.VectorOffer) -> None:
         current = self._current()
@@ -340,7 +338,7 @@ class Cluster:
 
     def _on_end(self, node: Node, message: m.VectorEnd) -> None:
         try:
-            span, vector = self._uploads.end(node.name, message.stream, message.digest)
+            offer, vector = self._uploads.end(node.name, message.stream, message.digest)
         except DamagedError as error:
             self._spoiled(node)
             self.members.tell(node, f"{error} and is sent again")
@@ -348,12 +346,12 @@ class Cluster:
             return
         node.speed.sent_up(self._transfers.end("up", node.name, message.stream, self.now)[0])
         try:
-            done = self._current().partial(span, vector, node.name)
+            done = self._current().partial(offer.attempt, Span(offer.start, offer.stop), vector)
         except StaleError:
             self._uploads.release(vector)
             raise
         self._received(node, message.stream, whole=True)
-        self._after_result(node, done)
+        self._after_result(done)
 
     # ---- helpers
 
@@ -364,6 +362,9 @@ class Cluster:
 
     def _version(self) -> int:
         return self._current().request.adapter_version
+
+    def _needed(self, offer: m.VectorOffer) -> bool:
+        return self.round is not None and self.round.misses(offer.attempt, Span(offer.start, offer.stop))
 
     def _idle(self, node: Node) -> bool:
         return self.round is None or self.round.finished(node.name)
@@ -387,24 +388,24 @@ class Cluster:
             sentence = f"paused: {what}; waiting for more" if self.work.paused else f"going on: {what}"
             self.news.append(NodeNews("run", "paused" if self.work.paused else "training", sentence))
 
-    def _after_result(self, node: Node, done: Iterable[Attempt]) -> None:
-        """Something came: what nobody needs any more is cancelled, who has finished is ready."""
+    def _after_result(self, done: Iterable[Attempt]) -> None:
+        """Something came: what nobody needs any more is cancelled."""
         for attempt in done:
             loser = self.nodes[attempt.node]
             if loser.data is not None:
                 loser.cancelled.add(attempt.number)
                 self._send(DATA, loser.data, m.Cancel(loser.life, attempt.number))
-            self._free_when_done(loser)
-        self._after_loss(node)
+        self._settle()
 
-    def _after_loss(self, node: Node) -> None:
-        self._free_when_done(node)
-        needed = self.round.missing if self.round is not None else set()
-        for name, stream in self._uploads.not_needed(needed):
+    def _settle(self) -> None:
+        """Something came, or was lost: who has finished is ready, what is pending and what waits goes on its way."""
+        for node in self.nodes.values():
+            if node.state is NodeState.BUSY and self._idle(node):
+                node.move(NodeEvent.FINISHED)
+        for name, stream in self._uploads.not_needed(self._needed):
             other = self.nodes[name]
             if other.data is not None:
                 self._send(DATA, other.data, m.Stale(other.life, "another node was faster", stream))
-            self._free_when_done(other)
         self._share_out()
         self._admit_uploads()
 
@@ -414,8 +415,17 @@ class Cluster:
         self._downloads = {key: download for key, download in self._downloads.items() if key[0] != node.name}
         self._uploads.drop(node.name)
         self._transfers.drop(node.name)
-        self._after_loss(node)
+        self._settle()
         return said(runs)
+
+    def _send_again(self, node: Node) -> None:
+        """An adapter arrived damaged: both go once more."""
+        if node.state is NodeState.LOADING or self._adapter is None:
+            raise WireError("no adapter was sent to it")
+        self._spoiled(node)
+        node.adapter_version, node.has_reference = -1, False
+        self._send_reference(node)
+        self._send_adapter(node)
 
     def _spoiled(self, node: Node) -> None:
         node.spoiled += 1
@@ -435,10 +445,6 @@ class Cluster:
     def _received(self, node: Node, stream: int, *, whole: bool) -> None:
         assert node.data is not None
         self._send(DATA, node.data, m.Received(node.life, stream, whole))
-
-    def _free_when_done(self, node: Node) -> None:
-        if node.state is NodeState.BUSY and self._idle(node):
-            node.move(NodeEvent.FINISHED)
 
     def _send_reference(self, node: Node) -> None:
         if self._reference is not None and not node.has_reference:

@@ -179,7 +179,7 @@ class Membership:
                 self.tell(node, "its connection is closed" if node.closed else f"no beat for {silent:.3g} s")
             elif node.data_closed is not None and now - node.data_closed > rules.return_seconds:
                 self.restart_worker(node, f"its data connection stayed closed for {rules.return_seconds:.3g} s")
-            if silent > SILENT_BEATS * rules.beat_seconds and now - node.probed > rules.beat_seconds:
+            if not node.gone and silent > SILENT_BEATS * rules.beat_seconds and now - node.probed > rules.beat_seconds:
                 self._probe(node, now)
 
     def _probe(self, node: Node, now: float) -> None:

@@ -152,12 +152,16 @@ class Round:
             self.answers[leaf], self.computed_by[leaf] = numbers, attempt.node
         return self._came(Span(leaf, leaf + 1)) if self.request.verb == "score" else []
 
-    def partial(self, span: Span, vector: Vector, name: str) -> list[Attempt]:
-        """Keep a whole partial of a node. Raises StaleError for a subtree that is not missing."""
-        if span not in self.missing:
-            raise StaleError(f"the partial over {span} was not missing")
+    def misses(self, attempt: int, span: Span) -> bool:
+        """Whether this attempt is still to bring this subtree."""
+        return attempt in self.attempts and span in self.attempts[attempt].missing
+
+    def partial(self, attempt: int, span: Span, vector: Vector) -> list[Attempt]:
+        """Keep a whole partial. Raises StaleError for a subtree that this attempt is not to bring any more."""
+        if not self.misses(attempt, span):
+            raise StaleError(f"the partial over {span} is not missing in attempt {attempt}")
         self.partials.append((span, vector))
-        self.senders[span] = name
+        self.senders[span] = self.attempts[attempt].node
         return self._came(span)
 
     def _came(self, piece: Span) -> list[Attempt]:
@@ -180,16 +184,11 @@ class Round:
         self.pending = joined_runs([*self.pending, *left])
         return left
 
-    def lost(self, name: str) -> tuple[list[Span], int | None]:
-        """A node's worker is gone: the runs that are pending again, and the leaf that was in work."""
-        runs, blamed = [], None
-        for attempt in self.of(name):
-            if blamed is None:
-                blamed = attempt.in_work
-            runs += self.drop(attempt)
-        if blamed is not None:
-            self.deaths[blamed] += 1
-        return joined_runs(runs), blamed
+    def lost(self, name: str) -> tuple[list[Span], Attempt | None]:
+        """A node's worker is gone: the runs that are pending again, and the attempt whose leaf was in work."""
+        attempts = self.of(name)
+        runs = joined_runs(run for attempt in attempts for run in self.drop(attempt))
+        return runs, next((attempt for attempt in attempts if attempt.in_work is not None), None)
 
     # ---- how it stands
 

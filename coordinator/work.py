@@ -121,13 +121,18 @@ class Work:
         return idle if idle > limit else None
 
     def lost(self, name: str, blame: bool) -> list[Span]:
-        """A node's worker is gone: the runs that are pending again. A leaf at its third death is a failure."""
+        """A node's worker is gone: the runs that are pending again. A leaf at its third death, alone, is a failure.
+
+        `blame`: the leaf in work may be the cause; not so when the node left, or was turned away.
+        """
         if self.round is None:
             return []
-        runs, leaf = self.round.lost(name)
-        if leaf is not None and not blame:
-            self.round.deaths[leaf] -= 1
-        elif leaf is not None and self.round.deaths[leaf] >= FATAL_DEATHS:
+        runs, attempt = self.round.lost(name)
+        leaf = attempt.in_work if attempt is not None and blame else None
+        if attempt is None or leaf is None:
+            return runs
+        self.round.deaths[leaf] += 1
+        if attempt.alone and self.round.deaths[leaf] >= FATAL_DEATHS:  # beside other work it may be the innocent one
             self.failure = NodeError(
                 f"{FATAL_DEATHS} workers ended while they computed {self._leaf(leaf)}, the last one with nothing else "
                 "in work: look at the workers' last lines in the logs, and shorten or leave out these rows"

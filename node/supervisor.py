@@ -195,7 +195,7 @@ class Supervisor:
             case m.Restart(worker_pid=pid, life=life) if life == self.life:
                 if self.worker is not None and pid in (0, self.worker.process.pid):
                     self.worker.kill()
-            case m.Stale(over=True):
+            case m.Stale(over=True, life=life) if life == self.life:
                 self.life = None  # another coordinator lives now: ask it to be admitted
 
     def _admitted(self, admit: m.Admit) -> None:
