@@ -19,6 +19,7 @@ from mlxdist.coordinator.roster import Node
 from mlxdist.coordinator.rounds import Attempt, Request, Round, leaf_tokens
 from mlxdist.coordinator.rules import NodeNews, Rules
 from mlxdist.coordinator.sharing import Split
+from mlxdist.coordinator.speeds import Transfers
 from mlxdist.coordinator.uploads import DamagedError, Uploads
 from mlxdist.coordinator.work import Work
 from mlxdist.protocol import manifest as manifests
@@ -54,6 +55,7 @@ class Cluster:
     _reference: tuple[Vector, str] | None = None
     _streams: int = 0
     _paused_at: float = 0.0
+    _transfers: Transfers = field(default_factory=Transfers)
 
     def __post_init__(self) -> None:
         self.work = Work(self.rules, self.split)
@@ -96,10 +98,11 @@ class Cluster:
         return self.members.ready()
 
     def set_adapter(self, version: int, vector: Vector) -> None:
-        """A new adapter: it starts on its way to every node that can work. `vector` must not change afterwards."""
+        """A new adapter: it starts on its way to every node that will work. `vector` must not change afterwards."""
         self._adapter = (version, vector, digest(vector))
         for node in self.ready():
-            self._send_adapter(node)
+            if node.name not in self.work.spare:  # a spare one gets it with its first leaf
+                self._send_adapter(node)
 
     def set_reference(self, vector: Vector) -> None:
         """The reference's adapter, sent once per worker. `vector` must not change afterwards."""
@@ -234,8 +237,12 @@ class Cluster:
             case m.Credit(stream=stream, upto=upto):
                 if download := self._downloads.get((node.name, stream)):
                     download.credit(upto)
-            case m.Received(whole=whole):
-                if not whole:
+            case m.Received(stream=stream, whole=whole):
+                seconds, version = self._transfers.end("down", node.name, stream, self.now)
+                if whole:
+                    node.speed.sent_down(seconds)
+                    node.adapter_here = max(node.adapter_here, version)
+                else:
                     self._send_again(node)
             case m.Cancel(attempt=attempt):
                 node.cancelled.discard(attempt)
@@ -320,8 +327,7 @@ class Cluster:
         node.peak_bytes = max(node.peak_bytes, message.peak_bytes)
         tokens = leaf_tokens(leaf)
         self.work.patience.took(sum(tokens), max(tokens), message.seconds)
-        if current.request.verb == "gradient":
-            node.measured(sum(tokens), message.seconds)
+        node.speed.leaf(current.request.verb, (sum(tokens), max(tokens)), message.seconds)
         self._after_result(done)
 
     def _on_offer(self, node: Node, offer: m.VectorOffer) -> None:
@@ -344,6 +350,7 @@ class Cluster:
             self.members.tell(node, str(error), "sent again")
             self._received(node, message.stream, whole=False)
             return
+        node.speed.sent_up(self._transfers.end("up", node.name, message.stream, self.now)[0])
         try:
             done = self._current().partial(offer.attempt, Span(offer.start, offer.stop), vector)
         except StaleError:
@@ -378,6 +385,9 @@ class Cluster:
         paused = self.work.paused
         for attempt in self.work.share_out(self.ready(), self.now):
             self._send_work(attempt)
+        while self.work.sentences:
+            name, sentence = self.work.sentences.popleft()
+            self.members.tell(self.nodes[name], sentence)
         if self.work.paused != paused:
             there, needed = len(self.ready()), self.rules.min_nodes
             what = f"{there} of at least {needed} nodes can work"
@@ -415,6 +425,7 @@ class Cluster:
         runs = self.work.lost(node.name, blame)
         self._downloads = {key: download for key, download in self._downloads.items() if key[0] != node.name}
         self._uploads.drop(node.name)
+        self._transfers.drop(node.name)
         self._settle()
         return runs
 
@@ -435,6 +446,7 @@ class Cluster:
     def _admit_uploads(self) -> None:
         if self.round is not None:
             for name, stream, upto in self._uploads.admit(self.round.lowest_missing):
+                self._transfers.begin("up", name, stream, self.now)
                 self._credit(self.nodes[name], stream, upto)
 
     def _credit(self, node: Node, stream: int, upto: int) -> None:
@@ -461,6 +473,7 @@ class Cluster:
         assert node.data is not None
         self._streams += 1
         self._downloads[node.name, self._streams] = OutgoingVector(self._streams, vector, hashed)
+        self._transfers.begin("down", node.name, self._streams, self.now, version if kind == "adapter" else -1)
         offer = m.VectorOffer(node.life, self._streams, kind, version, len(vector), slice_stop=len(vector))
         self._send(DATA, node.data, offer)
 

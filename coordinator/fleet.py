@@ -84,6 +84,7 @@ class Fleet:
     def send_adapter(self, version: int, vector: Vector) -> None:
         """Start a new adapter version on its way to all nodes. `vector` must not change afterwards."""
         with self._changed:
+            self._cluster.now = self._clock()
             self._cluster.set_adapter(version, vector)
         self._hub.wake()
 
@@ -131,7 +132,8 @@ class Fleet:
     def node_speeds(self) -> dict[str, float]:
         """Measured tokens per second, padding included, of every node that has worked."""
         with self._changed:
-            return {node.name: node.tokens_per_second for node in self._cluster.ready() if node.tokens_per_second}
+            speeds = {node.name: node.tokens_per_second for node in self._cluster.ready()}
+        return {name: speed for name, speed in speeds.items() if speed}
 
     @property
     def most_vectors_held(self) -> int:
@@ -165,6 +167,7 @@ class Fleet:
         self._give_back()
 
         with self._changed:
+            self._cluster.now = self._clock()
             self._cluster.begin(request)
             current = self._cluster.round
         assert current is not None
@@ -180,6 +183,7 @@ class Fleet:
         freed, self._freed = self._freed, []
         if freed:
             with self._changed:
+                self._cluster.now = self._clock()
                 self._cluster.release(freed)
             self._hub.wake()
 

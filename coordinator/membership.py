@@ -92,7 +92,7 @@ class Membership:
         if known is None or known.gone:
             node = Node(message.name, self._new_life(), peer, now, host=message.host, progressed=now)
             if known is not None:
-                node.tokens_per_second, node.early_exits = known.tokens_per_second, known.early_exits
+                node.speed, node.early_exits = known.speed, known.early_exits
             self.nodes[message.name] = known = node
             self.given_up.pop(message.name, None)
             self.tell(known, "connected")

@@ -186,6 +186,7 @@ class Session:
                     self._reference_damaged |= offer.kind == "reference"
                     self.say(m.Received(self.life, stream, whole=False))  # it is offered again
                     return
+                self.say(m.Received(self.life, stream, whole=True))
                 if offer.kind == "reference":
                     self._reference, self._reference_damaged = vector.buffer, False
                 elif offer.adapter_version >= max(self._adapters, default=-1):  # a late older one changes nothing

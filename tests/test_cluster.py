@@ -343,7 +343,7 @@ def test_fewer_than_min_nodes_pause_a_run_and_the_next_one_ends_the_pause() -> N
     assert first.work == [Span(0, 2)]  # what it has it may finish
     (third,) = bench.ready("c")
     assert "s: 2 of at least 2 nodes can work" in bench.told()
-    assert sorted([*first.work, *third.work]) == [Span(0, 2), Span(2, 3), Span(3, 4)]
+    assert (first.work, third.work) == ([Span(0, 2)], [Span(2, 4)])  # as the first one has work already
 
 
 def test_a_node_that_joins_within_a_step_is_given_nothing_of_it_while_nothing_is_missing() -> None:
