@@ -146,17 +146,18 @@ def test_a_growing_partial_is_offered_at_once_and_sent_by_its_prefix() -> None:
     assert not session.uploading
 
 
-def test_the_answer_to_its_last_leaf_stands_before_the_end_whenever_the_carrier_looks() -> None:
+@pytest.mark.parametrize("blocks", [1, 2, 3])
+def test_the_answer_to_its_last_leaf_stands_before_the_end_whenever_the_carrier_looks(blocks: int) -> None:
     session, vector = new_session(), np.arange(BIG, dtype=np.float32)
     stream, number = growing(session, vector)
     stream.grow(BIG)
     outgoing, kinds = session.take_outgoing(), []
-    for _ in range(2):
+    for _ in range(blocks):
         kinds.append(type(next(outgoing)[0]).__name__)
     session.say(m.Progress(LIFE, "the answer"))  # the computing thread goes on while a block travels
     stream.finish()
     kinds += [type(message).__name__ for message, _ in outgoing]
-    assert kinds == ["VectorBlock", "VectorBlock", "Progress", "VectorBlock", "VectorEnd"]
+    assert kinds == ["VectorBlock"] * blocks + ["Progress"] + ["VectorBlock"] * (3 - blocks) + ["VectorEnd"]
     assert number == 1
 
 
@@ -399,3 +400,35 @@ def test_a_loss_that_is_not_finite_is_found_before_anything_is_offered(wired: Wi
     (fault,) = said
     assert isinstance(fault, m.Fault)
     assert (fault.kind, fault.leaf) == ("nonfinite", 0)
+
+
+def test_a_partial_is_withdrawn_before_the_coordinator_hears_of_the_fault(wired: Wired) -> None:
+    _, (engine,) = wired("a")
+    computer, (leaf,) = engine._ready(), request(leaves=1).leaves
+    adapter = drawn_adapter(computer.loaded.manifest)
+    computer.use(adapter)
+    engine.spoil.append((0, 0))
+    task = m.Task(LIFE, "gradient", 1, 1, 0, 0, 1, 1, "sft", "current", {})
+    order: list[str] = []
+
+    class Watched:
+        def grow(self, ready: int) -> None:
+            order.append("grown")
+
+        def finish(self) -> None:
+            order.append("finished")
+
+        def withdraw(self) -> None:
+            order.append("withdrawn")
+
+    assignment = Assignment(
+        computer,
+        ComputeLeaves(task, (leaf,), ({},), adapter, None),
+        lambda: True,
+        lambda message, _: order.append(type(message).__name__),
+        lambda task, span, vector, *, growing=False: Watched(),
+        SwapWatch(),
+    )
+    with pytest.raises(NotNeededError):
+        assignment.run()
+    assert order == ["grown"] * (LAYERS - 1) + ["withdrawn", "Fault"]
