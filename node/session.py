@@ -79,6 +79,7 @@ class Session:
     _cancelled: set[int] = field(default_factory=set)
     _adapters: dict[int, Vector] = field(default_factory=dict)
     _reference: Vector | None = None
+    _reference_damaged: bool = False  # it comes again; until then nothing is computed, for the base would be taken
     _incoming: dict[int, tuple[m.VectorOffer, IncomingVector]] = field(default_factory=dict)
     _assignments: deque[_Assignment] = field(default_factory=deque)
     outgoing: Outgoing = field(init=False)
@@ -170,10 +171,12 @@ class Session:
                 try:
                     vector.end(digest)
                 except WireError:
+                    self._reference_damaged |= offer.kind == "reference"
                     self.say(m.Received(self.life, stream, whole=False))  # it is offered again
                     return
+                self.say(m.Received(self.life, stream, whole=True))
                 if offer.kind == "reference":
-                    self._reference = vector.buffer
+                    self._reference, self._reference_damaged = vector.buffer, False
                 elif offer.adapter_version >= max(self._adapters, default=-1):  # a late older one changes nothing
                     self._adapters = {offer.adapter_version: vector.buffer}
                 self._start_ready()
@@ -251,7 +254,7 @@ class Session:
                 raise WireError(f"a task with adapter version {task.adapter_version}, which was replaced")
             if adapter is None or len(self._assignments[0].leaves) < len(indices):
                 return
-            if any(offer.kind == "reference" for offer, _ in self._incoming.values()):
+            if self._reference_damaged or any(offer.kind == "reference" for offer, _ in self._incoming.values()):
                 return  # offered before the task, so the task is to be done with it
             ready = self._assignments.popleft()
             leaves = tuple(ready.leaves[index] for index in indices)

@@ -64,6 +64,7 @@ class StepState(Enum):
     SCORED = "scored"
     COMPUTING = "computing"
     SUMMED = "summed"
+    AUDITING = "auditing"  # some leaves are computed once more, before the sum is used
 
 
 class StepEvent(Enum):
@@ -73,6 +74,8 @@ class StepEvent(Enum):
     SCORES_IN = "scores in"
     GRADIENT_BEGUN = "gradient begun"
     PARTIALS_IN = "partials in"
+    AUDIT_BEGUN = "audit begun"
+    AUDIT_IN = "audit in"
 
 
 STEP_TRANSITIONS: Mapping[tuple[StepState, StepEvent], StepState] = {
@@ -81,6 +84,8 @@ STEP_TRANSITIONS: Mapping[tuple[StepState, StepEvent], StepState] = {
     (StepState.PLANNED, StepEvent.GRADIENT_BEGUN): StepState.COMPUTING,
     (StepState.SCORED, StepEvent.GRADIENT_BEGUN): StepState.COMPUTING,
     (StepState.COMPUTING, StepEvent.PARTIALS_IN): StepState.SUMMED,
+    (StepState.SUMMED, StepEvent.AUDIT_BEGUN): StepState.AUDITING,
+    (StepState.AUDITING, StepEvent.AUDIT_IN): StepState.SUMMED,
 }
 
 
