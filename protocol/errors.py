@@ -61,4 +61,12 @@ class NonFiniteError(MlxdistError):
 
 
 class SaveError(MlxdistError):
-    """A file that could not be written; what was there before is kept."""
+    """A file that could not be written; what was there before is kept.
+
+    `what` says which, why and what is kept; `cure` what to do while the run goes on and tries again, as "free some
+    space"; `remedy` the same as a sentence for a run that ends.
+    """
+
+    def __init__(self, what: str, remedy: str = "", cure: str = "check the disk") -> None:
+        super().__init__(f"{what} {remedy}".strip())
+        self.what, self.cure = what, cure

@@ -6,12 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlxdist.coordinator.begin import first_state, method_of, reference
+from mlxdist.coordinator.begin import method_of, reference
 from mlxdist.coordinator.method import Method
 from mlxdist.coordinator.optimize import no_moments
+from mlxdist.coordinator.resume import continued, earlier_life
 from mlxdist.coordinator.run_folder import RunFolder
 from mlxdist.coordinator.spec import run_spec
-from mlxdist.coordinator.state import State, save_state
+from mlxdist.coordinator.state import State, identity_of, save_state
 from mlxdist.node import model as models
 from mlxdist.protocol.errors import NonFiniteError
 from tests.preference_cases import BATCH, case_of, labelled, pairs
@@ -22,6 +23,9 @@ from tests.watched import Recorder, Watched, leaves_without_reference
 @pytest.fixture
 def engines() -> list[Watched]:
     return [Watched() for _ in range(3)]
+
+
+IDENTITY = identity_of("same", (), "model", "")
 
 
 # ---- resumed
@@ -35,7 +39,7 @@ class SavesAfter2(Recorder):
     def save_if_due(self, state: State, last: bool) -> None:
         super().save_if_due(state, last)
         if state.step == 2:
-            save_state(self.folder, state, {"numerics_id": "same"})
+            save_state(self.folder, state, IDENTITY)
 
 
 @pytest.mark.parametrize("loss", ["sigmoid", "ipo", "kto"])
@@ -52,10 +56,15 @@ def test_a_resumed_run_has_the_bits_of_an_unbroken_one_and_asks_for_no_reference
     asked = leaves_without_reference(engines)
     for engine in engines:
         engine.asked.clear()
-    config = case.config(model)
-    resumed = train_here(
-        case, model, engines[:2], start=lambda method: first_state(config, (), folder, True, "same", method)
-    )
+
+    def going_on(method: Method) -> State:
+        earlier = earlier_life(folder)
+        assert earlier is not None
+        state = continued(earlier, folder, IDENTITY, method.references)
+        method.references = state.references
+        return state
+
+    resumed = train_here(case, model, engines[:2], start=going_on)
     assert resumed.sha == unbroken.sha
     assert [step.metrics for step in resumed.steps] == [step.metrics for step in unbroken.steps[2:]]
     assert np.array_equal(resumed.method.references.train, unbroken.method.references.train)
