@@ -84,6 +84,7 @@ class Fleet:
     def send_adapter(self, version: int, vector: Vector) -> None:
         """Start a new adapter version on its way to all nodes. `vector` must not change afterwards."""
         with self._changed:
+            self._cluster.now = self._clock()
             self._cluster.set_adapter(version, vector)
         self._hub.wake()
 
@@ -117,11 +118,11 @@ class Fleet:
         with self._changed:
             return promise({node.name: node.canary for node in self._cluster.nodes.values() if node.canary})
 
-    def leaves_given_again(self) -> int:
-        """Leaves that were computed, or begun, more than once: after a loss, or as copies of late ones."""
+    def leaves_recomputed(self) -> int:
+        """Leaves that were computed, or begun, more than once so far: after a loss, or as copies of late ones."""
         with self._changed:
             current = self._cluster.round
-            return self._cluster.work.leaves_given_again + (current.given_again if current is not None else 0)
+            return self._cluster.work.leaves_recomputed + (current.recomputed if current is not None else 0)
 
     def peak_gb(self) -> float:
         """The highest memory peak of any node so far, in GB (10^9 bytes)."""
@@ -131,7 +132,8 @@ class Fleet:
     def node_speeds(self) -> dict[str, float]:
         """Measured tokens per second, padding included, of every node that has worked."""
         with self._changed:
-            return {node.name: node.tokens_per_second for node in self._cluster.ready() if node.tokens_per_second}
+            speeds = {node.name: node.tokens_per_second for node in self._cluster.ready()}
+        return {name: speed for name, speed in speeds.items() if speed}
 
     @property
     def most_vectors_held(self) -> int:
@@ -165,6 +167,7 @@ class Fleet:
         self._give_back()
 
         with self._changed:
+            self._cluster.now = self._clock()
             self._cluster.begin(request)
             current = self._cluster.round
         assert current is not None
@@ -180,6 +183,7 @@ class Fleet:
         freed, self._freed = self._freed, []
         if freed:
             with self._changed:
+                self._cluster.now = self._clock()
                 self._cluster.release(freed)
             self._hub.wake()
 

@@ -68,8 +68,10 @@ def _step(plan: Plan, console: Console) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    if plan.leaves < nodes:
-        console.print(f"  {_count(nodes - plan.leaves, 'node')} would idle: a step has fewer leaves", highlight=False)
+    if plan.busy_nodes < nodes:
+        idle = _count(nodes - plan.busy_nodes, "node")
+        said = f"{idle} would idle: {_count(plan.leaves, 'leaf', 'leaves')} take no longer with {plan.busy_nodes}"
+        console.print(f"  {said}", highlight=False)
     if plan.nearest_size is None:
         console.print("  no batch.size gives one partial per node with this grad_accum_steps", highlight=False)
     elif plan.nearest_size != plan.batch_size:
@@ -99,5 +101,5 @@ def _run(plan: Plan, console: Console) -> None:
     console.print(f"  past {_count(useful, 'equal node')} another Mac would not pay", highlight=False)
 
 
-def _count(number: int, unit: str) -> str:
-    return f"{number:,} {unit}" + ("" if number == 1 else "s")
+def _count(number: int, unit: str, many: str = "") -> str:
+    return f"{number:,} {unit if number == 1 else many or unit + 's'}"

@@ -46,11 +46,14 @@ class Run:
 def train(run: Run, state: State) -> State:
     """Take the steps that are left after `state`, and return the state after the last one.
 
-    An interrupt (KeyboardInterrupt) saves the last whole step and is raised again. Raises NonFiniteError, NodeError,
-    SaveError; no step is half taken then.
+    An interrupt (KeyboardInterrupt) saves the last whole step, its evaluation included, and is raised again. Raises
+    NonFiniteError and NodeError; no step is half taken then.
     """
     train_ = run.config.train
-    began = run.clock()
+    if stops_early(train_.early_stop_evals, state):  # a resumed run that had come to its end
+        return state
+    began, whole = run.clock(), state
+    recomputed = run.fleet.leaves_recomputed()
     run.fleet.send_adapter(state.step, state.adapter)
     try:
         for step in islice(run.order(), state.step, run.total_steps):
@@ -72,6 +75,7 @@ def train(run: Run, state: State) -> State:
 
             seconds = run.clock() - step_began
             tokens = supervised_tokens(answer.leaves)
+            before, recomputed = recomputed, run.fleet.leaves_recomputed()
             run.report.train(
                 StepReport(
                     step=state.step,
@@ -85,6 +89,7 @@ def train(run: Run, state: State) -> State:
                     seconds=seconds,
                     peak_gb=run.fleet.peak_gb(),
                     say_memory=train_.report_memory,
+                    leaves_recomputed=recomputed - before,
                     extra={name: value for name, value in answer.metrics.items() if name != "loss"},
                 )
             )
@@ -97,11 +102,13 @@ def train(run: Run, state: State) -> State:
             if run.validation.due(state.step, last):
                 evaluation, state = run.validation.evaluate(run.fleet, state, seconds)
                 run.saver.checkpoint(state, evaluation)
+            last = last or stops_early(train_.early_stop_evals, state)
             run.saver.save_if_due(state, last)
-            if last or stops_early(train_.early_stop_evals, state):
+            whole = state
+            if last:
                 break
     except KeyboardInterrupt:
-        run.saver.save(state)
+        run.saver.save(whole)  # a step without its evaluation would not be evaluated after --resume either
         raise
     return state
 

@@ -79,14 +79,26 @@ class Session:
     _outbox: deque[tuple[m.Message, Buffer]] = field(default_factory=deque)
     _adapters: dict[int, Vector] = field(default_factory=dict)
     _reference: Vector | None = None
+    _reference_damaged: bool = False  # it comes again; until then nothing is computed, for the base would be taken
     _incoming: dict[int, tuple[m.VectorOffer, IncomingVector]] = field(default_factory=dict)
     _outgoing: dict[int, OutgoingVector] = field(default_factory=dict)
     _assignments: deque[_Assignment] = field(default_factory=deque)
     _streams: int = 0
 
     def say(self, message: m.Message, payload: Buffer = b"") -> None:
-        """Queue a message for the coordinator."""
-        self._outbox.append((message, payload))
+        """Queue a message for the coordinator; one that does not know this life any more is not told anything."""
+        if not self.over:
+            self._outbox.append((message, payload))
+
+    def end(self) -> None:
+        """This life is over: nothing of it is sent or begun any more."""
+        self.over = True
+        self._outbox.clear()
+        self._outgoing.clear()
+        self._kept.clear()
+        self._incoming.clear()
+        self._assignments.clear()
+        self.work.clear()
 
     def next_work(self) -> Work:
         """Take the next piece of work; an assignment counts as being computed until `done`."""
@@ -134,6 +146,8 @@ class Session:
         self._offer(offer, vector)
 
     def _offer(self, offer: m.VectorOffer, vector: Vector) -> None:
+        if self.over:
+            return
         self._streams += 1
         self._outgoing[self._streams] = OutgoingVector(self._streams, vector)
         self._kept[self._streams] = (msgspec.structs.replace(offer, stream=self._streams), vector)
@@ -149,7 +163,7 @@ class Session:
         if isinstance(message, m.Refuse):
             self.work.append(Finish(message.reason, refused=True))
             return
-        if getattr(message, "life", None) != self.life:
+        if getattr(message, "life", None) != self.life or self.over:
             return
         match message:
             case m.Welcome(spec=spec):
@@ -169,10 +183,12 @@ class Session:
                 try:
                     vector.end(digest)
                 except WireError:
+                    self._reference_damaged |= offer.kind == "reference"
                     self.say(m.Received(self.life, stream, whole=False))  # it is offered again
                     return
+                self.say(m.Received(self.life, stream, whole=True))
                 if offer.kind == "reference":
-                    self._reference = vector.buffer
+                    self._reference, self._reference_damaged = vector.buffer, False
                 elif offer.adapter_version >= max(self._adapters, default=-1):  # a late older one changes nothing
                     self._adapters = {offer.adapter_version: vector.buffer}
                 self._start_ready()
@@ -191,10 +207,7 @@ class Session:
                 if kept is not None and not whole:
                     self._offer(*kept)
             case m.Stale(over=True):
-                self.over = True
-                self._outgoing.clear()
-                self._kept.clear()
-                self.work.clear()
+                self.end()
             case m.Stale(stream=stream):
                 self._outgoing.pop(stream, None)
                 self._kept.pop(stream, None)
@@ -256,7 +269,7 @@ class Session:
                 raise WireError(f"a task with adapter version {task.adapter_version}, which was replaced")
             if adapter is None or len(self._assignments[0].leaves) < len(indices):
                 return
-            if any(offer.kind == "reference" for offer, _ in self._incoming.values()):
+            if self._reference_damaged or any(offer.kind == "reference" for offer, _ in self._incoming.values()):
                 return  # offered before the task, so the task is to be done with it
             ready = self._assignments.popleft()
             leaves = tuple(ready.leaves[index] for index in indices)

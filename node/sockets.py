@@ -13,11 +13,15 @@ KEEPALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 60, zmq.TCP_KEEPALIVE
 
 
 class DealerLink:
-    """A Link over a DEALER socket. One thread receives and sends; `wake` may be called from any."""
+    """A Link over a DEALER socket. One thread receives and sends; `wake` may be called from any.
 
-    def __init__(self, endpoint: str, identity: bytes) -> None:
+    ZeroMQ connects again by itself when a connection breaks, and what was under way is lost without a word. `probe`:
+    every new connection begins with an empty message, so that the other side knows.
+    """
+
+    def __init__(self, endpoint: str, identity: bytes, *, probe: bool = False) -> None:
         self._context = zmq.Context()
-        self._endpoint, self._identity = endpoint, identity
+        self._endpoint, self._identity, self._probe = endpoint, identity, probe
         self._socket = self._dealer()
         self._bell, self._ear = socket.socketpair()
         self._bell.setblocking(False)
@@ -40,6 +44,7 @@ class DealerLink:
         for option, value in KEEPALIVE.items():
             dealer.setsockopt(option, value)
         dealer.setsockopt(zmq.SNDHWM, 0)
+        dealer.setsockopt(zmq.PROBE_ROUTER, int(self._probe))
         dealer.connect(self._endpoint)
         return dealer
 

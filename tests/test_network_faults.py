@@ -49,7 +49,7 @@ def cables(nodes: OfficeNodes) -> Iterator[OfficeNodes]:
 
 def kto(model: Path, folder: Path) -> RunConfig:
     """The run that most tests disturb."""
-    return config_of(model, folder, "kto", timing=TIMING)
+    return config_of(model, folder, "kto", steps=12, timing=TIMING)
 
 
 def heavy(model: Path, folder: Path) -> RunConfig:
