@@ -20,12 +20,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, TypedDict, Unpack
 
+from mlxdist.coordinator.calm import Calm
 from mlxdist.coordinator.display import Display
 from mlxdist.coordinator.event_file import EventFile
 from mlxdist.coordinator.goodput import Ledger, Losses
 from mlxdist.coordinator.metrics import BestVal, read_history, trim_metrics
 from mlxdist.coordinator.phrases import (
-    TROUBLE,
     StepReport,
     again_phrase,
     losses_phrase,
@@ -37,7 +37,6 @@ from mlxdist.coordinator.rules import NodeNews
 from mlxdist.coordinator.run_folder import RunFolder, finite, write_json
 from mlxdist.protocol.errors import SaveError
 
-WORKING = ("ready", "busy")
 _STAGE_GRAIN = 0.05  # a stage's progress gets a line of the file for every such part
 
 Status = Literal["done", "interrupted", "failed"]
@@ -86,8 +85,7 @@ class Reporter:
         self._vals: dict[int, Mapping[str, float | None]] = {}
         self._best: BestVal | None = None
         self._peak_gb: float | None = None
-        self._nodes: dict[str, tuple[str, str]] = {}
-        self._missed: set[str] = set()  # nodes whose loss was told, and not yet their return
+        self._calm = Calm()
         self._ledger = Ledger()
         self._stage: tuple[str, float | None] = ("", None)
         self._lock = threading.Lock()
@@ -178,14 +176,10 @@ class Reporter:
         """
         name, state, message = news.name, news.state, news.message
         with self._lock:
-            before = self._nodes.get(name, ("", ""))
-            if before == (state, message):
+            verdict = self._calm.judge(news, self._clock())
+            if verdict is None:
                 return
-            self._nodes[name] = (state, message)
-            lost = state in TROUBLE or (state == "connecting" and before[0] in (*WORKING, "suspect"))
-            back = name in self._missed and state in WORKING
-            self._missed = (self._missed | ({name} if lost else set())) - ({name} if back else set())
-            if lost or news.action:
+            if verdict.trouble:
                 self._ledger.trouble()
         self._tell(
             "node",
@@ -198,7 +192,7 @@ class Reporter:
                 "leaves": [(run.start, run.stop) for run in news.leaves],
             },
         )
-        self._display.node(name, state, message, stays=lost or back or bool(news.action))
+        self._display.node(name, state, message, stays=verdict.stays)
 
     def paused(self, news: NodeNews) -> None:
         """The run waits for nodes (state "paused"), or goes on after `news.seconds`."""

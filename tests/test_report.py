@@ -215,6 +215,32 @@ def test_a_killed_worker_is_told_as_a_loss_although_its_node_only_connects_again
     assert [call[-1] for call in heard.calls] == [False, False, True]
 
 
+def test_small_trouble_of_a_node_is_told_ever_more_seldom_and_written_always(
+    run: RunFolder, heard: Heard, clock: FakeClock
+) -> None:
+    report = reporter(run, heard, clock)
+    report.node(NodeNews("slow", "busy", ""))
+    for number in range(1000):  # one every ten seconds
+        report.node(NodeNews("slow", "busy", f"leaves [{number}, 9) take long there", action="b computes them too"))
+        clock.seconds += 10
+    assert len(events(run)) == 1001
+    told = [at for at, call in enumerate(heard.calls[1:]) if call[-1]]
+    assert told == [0, 6, 18, 42, 90, 186, 378, 738]
+
+
+def test_a_node_that_flaps_is_told_ever_more_seldom_but_a_loss_always(
+    run: RunFolder, heard: Heard, clock: FakeClock
+) -> None:
+    report = reporter(run, heard, clock)
+    for _ in range(3):
+        for state, cause in [("ready", ""), ("suspect", "no beat for 6 s"), ("ready", "beats again")]:
+            report.node(NodeNews("flaps", state, cause))
+            clock.seconds += 1
+    report.node(NodeNews("flaps", "dead", "not heard for 15 s"))
+    report.node(NodeNews("flaps", "ready", ""))
+    assert [call[2] for call in heard.calls if call[-1]] == ["suspect", "ready", "dead", "ready"]
+
+
 def test_a_pause_is_said_at_both_ends_and_its_seconds_are_lost(run: RunFolder, heard: Heard, clock: FakeClock) -> None:
     report = reporter(run, heard, clock)
     report.train(step(1))
