@@ -21,7 +21,7 @@ from mlxdist.coordinator.rules import NodeNews, Rules
 from mlxdist.coordinator.sharing import Split
 from mlxdist.coordinator.speeds import Transfers
 from mlxdist.coordinator.uploads import DamagedError, Uploads
-from mlxdist.coordinator.work import Work, said
+from mlxdist.coordinator.work import Work
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import ConfigError, MismatchError, MlxdistError, NodeError, StaleError, WireError
@@ -29,7 +29,7 @@ from mlxdist.protocol.leaves import Leaf, pack_leaf
 from mlxdist.protocol.manifest import Manifest
 from mlxdist.protocol.numerics import CANARY_TIMES
 from mlxdist.protocol.states import NodeEvent, NodeState
-from mlxdist.protocol.transport import CONTROL, DATA, Parcel
+from mlxdist.protocol.transport import CONTROL, DATA, Parcel, is_probe
 from mlxdist.protocol.tree import Span
 from mlxdist.protocol.vectors import OutgoingVector, Vector, digest
 from mlxdist.protocol.wire import Buffer, decode, encode
@@ -54,6 +54,7 @@ class Cluster:
     _adapter: tuple[int, Vector, str] | None = None  # version, values, digest
     _reference: tuple[Vector, str] | None = None
     _streams: int = 0
+    _paused_at: float = 0.0
     _transfers: Transfers = field(default_factory=Transfers)
 
     def __post_init__(self) -> None:
@@ -157,6 +158,10 @@ class Cluster:
     def receive(self, parcel: Parcel, now: float) -> None:
         """Take one message. What cannot be accepted is answered, and changes nothing."""
         self.now = now
+        if is_probe(parcel.frames):
+            if parcel.channel == DATA and (node := self.members.by_data(parcel.peer)) is not None:
+                self.members.begin_anew(node, "its data connection broke, and is there again", now)
+            return
         try:
             message, payload = decode(parcel.frames)
         except WireError as error:
@@ -203,8 +208,8 @@ class Cluster:
             slow = next(
                 one for one in self._current().attempts.values() if not one.copy and one.missing & attempt.missing
             )
-            what = f"leaves {attempt.run} take long there, {attempt.node} computes them too"
-            self.members.tell(self.nodes[slow.node], what)
+            what = f"leaves {attempt.run} take long there"
+            self.members.tell(self.nodes[slow.node], what, f"{attempt.node} computes them too")
             self._send_work(attempt)
 
     def unreachable(self, parcel: Parcel, now: float) -> None:
@@ -252,11 +257,12 @@ class Cluster:
                 raise WireError(f"{type(message).__name__} on the data connection")
 
     def _on_hello(self, node: Node, message: m.Hello, peer: bytes) -> None:
-        anew = node.data is not None
-        node.move(NodeEvent.WORKER_HELLO)  # first: what the old connection had must not go to it again
-        if anew:
-            self.members.tell(node, f"its worker connected anew; {self._on_lost(node, False)}".rstrip("; "))
-            node.forget_worker()
+        if node.data == peer and node.state is NodeState.LOADING:
+            return  # said again while the welcome was on its way
+        if node.data is not None:
+            self.members.begin_anew(node, "its worker said hello again", self.now)
+            return
+        node.move(NodeEvent.WORKER_HELLO)
         node.data, node.versions = peer, message.versions
         for package, mine in self.rules.versions.items():
             theirs = message.versions.get(package, "absent")
@@ -298,7 +304,7 @@ class Cluster:
         if message.kind == "nonfinite" and message.leaf >= 0:
             span = Span(message.leaf, message.leaf + 1)
             attempt = self._current().check(node.name, message.step, message.attempt, self._version(), span)
-            self.members.tell(node, self.work.nonfinite(attempt, message.leaf))
+            self.members.tell(node, self.work.nonfinite(attempt, message.leaf), "computed once more")
             self._settle()
         elif node.state is NodeState.LOADING:
             kind = ConfigError if message.kind == "config" else NodeError
@@ -341,7 +347,7 @@ class Cluster:
             offer, vector = self._uploads.end(node.name, message.stream, message.digest)
         except DamagedError as error:
             self._spoiled(node)
-            self.members.tell(node, f"{error} and is sent again")
+            self.members.tell(node, str(error), "sent again")
             self._received(node, message.stream, whole=False)
             return
         node.speed.sent_up(self._transfers.end("up", node.name, message.stream, self.now)[0])
@@ -385,8 +391,13 @@ class Cluster:
         if self.work.paused != paused:
             there, needed = len(self.ready()), self.rules.min_nodes
             what = f"{there} of at least {needed} nodes can work"
-            sentence = f"paused: {what}; waiting for more" if self.work.paused else f"going on: {what}"
-            self.news.append(NodeNews("run", "paused" if self.work.paused else "training", sentence))
+            if self.work.paused:
+                self._paused_at = self.now
+                news = NodeNews("", "paused", f"paused: {what}", action="waiting for more")
+            else:
+                seconds = self.now - self._paused_at
+                news = NodeNews("", "training", f"going on after {seconds:.3g} s: {what}", seconds=seconds)
+            self.news.append(news)
 
     def _after_result(self, done: Iterable[Attempt]) -> None:
         """Something came: what nobody needs any more is cancelled."""
@@ -409,14 +420,14 @@ class Cluster:
         self._share_out()
         self._admit_uploads()
 
-    def _on_lost(self, node: Node, blame: bool) -> str:
+    def _on_lost(self, node: Node, blame: bool) -> list[Span]:
         """The node's worker is gone: half partials are thrown away, what it had is given to others."""
         runs = self.work.lost(node.name, blame)
         self._downloads = {key: download for key, download in self._downloads.items() if key[0] != node.name}
         self._uploads.drop(node.name)
         self._transfers.drop(node.name)
         self._settle()
-        return said(runs)
+        return runs
 
     def _send_again(self, node: Node) -> None:
         """An adapter arrived damaged: both go once more."""

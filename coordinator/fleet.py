@@ -145,11 +145,11 @@ class Fleet:
         with self._changed:
             return promise({node.name: node.canary for node in self._cluster.nodes.values() if node.canary})
 
-    def leaves_given_again(self) -> int:
-        """Leaves that were computed, or begun, more than once: after a loss, or as copies of late ones."""
+    def leaves_recomputed(self) -> int:
+        """Leaves that were computed, or begun, more than once so far: after a loss, or as copies of late ones."""
         with self._changed:
             current = self._cluster.round
-            return self._cluster.work.leaves_given_again + (current.given_again if current is not None else 0)
+            return self._cluster.work.leaves_recomputed + (current.recomputed if current is not None else 0)
 
     @property
     def audited(self) -> int:

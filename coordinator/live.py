@@ -24,6 +24,7 @@ from mlxdist.coordinator.phrases import (
     StepReport,
     duration_phrase,
     left_phrase,
+    node_phrase,
     numbers_phrase,
     rate_phrase,
     step_phrase,
@@ -75,12 +76,17 @@ class LiveDisplay:
         """Leave the evaluation's line above the drawing."""
         self.say(val_phrase(step, loss, metrics))
 
-    def node(self, name: str, state: str, message: str) -> None:
-        """Show the node's line; trouble also leaves a line above."""
+    def node(self, name: str, state: str, message: str, *, stays: bool = False) -> None:
+        """Show the node's line; its loss and its return also leave a line above."""
         with self._lock:
             self._nodes[name] = replace(self._nodes.get(name, _Node()), state=state, message=message)
-        if state in ("suspect", "dead", "left"):
-            self.say(f"{name}: {state}" + (f", {message}" if message else ""))
+        if stays:
+            self.say(node_phrase(name, state, message))
+
+    def pause(self, sentence: str, *, over: bool) -> None:
+        """Show that the run waits, and leave a line above at both ends."""
+        self.stage("working on the step" if over else "waiting for nodes", None)
+        self.say(sentence)
 
     def node_speed(self, name: str, tokens_per_second: float) -> None:
         """Show the node's speed."""

@@ -103,8 +103,7 @@ class Round:
     computed_by: dict[int, str] = field(default_factory=dict)  # whose row numbers count
     deaths: Counter[int] = field(default_factory=Counter)  # of workers, by the leaf that was in work
     nonfinite: dict[int, list[str]] = field(default_factory=dict)  # the nodes on which a leaf gave NaN or Inf
-    given_again: int = 0  # leaves, each time that another attempt was made
-    _given: set[int] = field(default_factory=set)
+    recomputed: int = 0  # leaves, for each time that one was computed, or begun, in vain or once more
 
     @property
     def state(self) -> StepState:
@@ -119,9 +118,6 @@ class Round:
         """Put a run into a node's hands: a pending one, or a copy of one that another node works on."""
         if not copy:
             self.pending = [rest for span in self.pending for rest in without(span, run)]
-        leaves = set(range(run.start, run.stop))
-        self.given_again += len(leaves & self._given)
-        self._given |= leaves
         attempt = Attempt(number, node, run, alone, copy, missing=set(self.request.pieces(run)))
         self.attempts[number] = attempt
         return attempt
@@ -148,6 +144,7 @@ class Round:
     def answer(self, attempt: Attempt, leaf: int, numbers: RowNumbers) -> list[Attempt]:
         """Keep a leaf's row numbers; the first ones count. Returns the attempts that nobody needs any more."""
         attempt.answered.add(leaf)
+        self.recomputed += leaf in self.answers
         if leaf not in self.answers:
             self.answers[leaf], self.computed_by[leaf] = numbers, attempt.node
         return self._came(Span(leaf, leaf + 1)) if self.request.verb == "score" else []
@@ -171,6 +168,7 @@ class Round:
             if not attempt.missing:
                 del self.attempts[attempt.number]
                 if attempt.in_work is not None:
+                    self.recomputed += 1  # it had begun what another one finished
                     done.append(attempt)
         return done
 
@@ -188,7 +186,9 @@ class Round:
         """A node's worker is gone: the runs that are pending again, and the attempt whose leaf was in work."""
         attempts = self.of(name)
         runs = joined_runs(run for attempt in attempts for run in self.drop(attempt))
-        return runs, next((attempt for attempt in attempts if attempt.in_work is not None), None)
+        blamed = next((attempt for attempt in attempts if attempt.in_work is not None), None)
+        self.recomputed += blamed is not None
+        return runs, blamed
 
     # ---- how it stands
 

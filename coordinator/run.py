@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
 
@@ -184,8 +185,10 @@ def tell(news: NodeNews, report: Reporter, folder: RunFolder) -> None:
     if news.log:
         with (folder.logs / f"{news.name}.log").open("a", encoding="utf-8") as log:
             log.write(news.message + "\n")
+    elif not news.name:
+        report.paused(news)
     else:
-        report.node(news.name, news.state, "" if news.message == news.state else news.message)
+        report.node(news if news.cause != news.state else replace(news, cause=""))
 
 
 @contextmanager

@@ -54,6 +54,7 @@ def train(run: Run, state: State) -> State:
     if stops_early(train_.early_stop_evals, state):  # a resumed run that had come to its end
         return state
     began, whole = run.clock(), state
+    recomputed = run.fleet.leaves_recomputed()
     run.fleet.send_adapter(state.step, state.adapter)
     try:
         for step in islice(run.order(), state.step, run.total_steps):
@@ -75,6 +76,7 @@ def train(run: Run, state: State) -> State:
 
             seconds = run.clock() - step_began
             tokens = supervised_tokens(answer.leaves)
+            before, recomputed = recomputed, run.fleet.leaves_recomputed()
             run.report.train(
                 StepReport(
                     step=state.step,
@@ -88,6 +90,7 @@ def train(run: Run, state: State) -> State:
                     seconds=seconds,
                     peak_gb=run.fleet.peak_gb(),
                     say_memory=train_.report_memory,
+                    leaves_recomputed=recomputed - before,
                     extra={name: value for name, value in answer.metrics.items() if name != "loss"},
                 )
             )

@@ -27,7 +27,7 @@ class Work:
     split: Split = assign
     round: Round | None = None
     failure: MlxdistError | None = None
-    leaves_given_again: int = 0  # of the rounds before
+    leaves_recomputed: int = 0  # of the rounds before
     paused: bool = False
     spare: dict[str, int] = field(default_factory=dict)  # nodes that the last steps left out: in how many
     sentences: deque[tuple[str, str]] = field(default_factory=deque)  # on nodes, to be told
@@ -45,7 +45,7 @@ class Work:
         """The next round: all of it is pending."""
         assert self.round is None or self.round.complete, "one round at a time"
         if self.round is not None:
-            self.leaves_given_again += self.round.given_again
+            self.leaves_recomputed += self.round.recomputed
         self.round = begin_round(self.round, request)
         return self.round
 
@@ -147,17 +147,18 @@ class Work:
         return runs
 
     def nonfinite(self, attempt: Attempt, leaf: int) -> str:
-        """A leaf gave NaN or Inf: it is computed elsewhere; the same again is a failure. Returns what is done."""
+        """A leaf gave NaN or Inf: it is computed elsewhere; the same again is a failure. Returns what to say."""
         assert self.round is not None
         nodes = self.round.nonfinite.setdefault(leaf, [])
         nodes.append(attempt.node)
         self.round.drop(attempt)
+        self.round.recomputed += 1
         if len(nodes) >= FATAL_NONFINITE:
             self.failure = NonFiniteError(
                 f"NaN or Inf in {self._leaf(leaf)}, on {' and on '.join(nodes)}: no step was taken. Look at these "
                 "rows, or lower train.learning_rate"
             )
-        return f"NaN or Inf in {self._leaf(leaf)}; computed once more"
+        return f"NaN or Inf in {self._leaf(leaf)}"
 
     def _leaf(self, index: int) -> str:
         assert self.round is not None

@@ -86,8 +86,19 @@ class Session:
     _streams: int = 0
 
     def say(self, message: m.Message, payload: Buffer = b"") -> None:
-        """Queue a message for the coordinator."""
-        self._outbox.append((message, payload))
+        """Queue a message for the coordinator; one that does not know this life any more is not told anything."""
+        if not self.over:
+            self._outbox.append((message, payload))
+
+    def end(self) -> None:
+        """This life is over: nothing of it is sent or begun any more."""
+        self.over = True
+        self._outbox.clear()
+        self._outgoing.clear()
+        self._kept.clear()
+        self._incoming.clear()
+        self._assignments.clear()
+        self.work.clear()
 
     def next_work(self) -> Work:
         """Take the next piece of work; an assignment counts as being computed until `done`."""
@@ -135,6 +146,8 @@ class Session:
         self._offer(offer, vector)
 
     def _offer(self, offer: m.VectorOffer, vector: Vector) -> None:
+        if self.over:
+            return
         self._streams += 1
         self._outgoing[self._streams] = OutgoingVector(self._streams, vector)
         self._kept[self._streams] = (msgspec.structs.replace(offer, stream=self._streams), vector)
@@ -150,7 +163,7 @@ class Session:
         if isinstance(message, m.Refuse):
             self.work.append(Finish(message.reason, refused=True))
             return
-        if getattr(message, "life", None) != self.life:
+        if getattr(message, "life", None) != self.life or self.over:
             return
         match message:
             case m.Welcome(spec=spec):
@@ -194,10 +207,7 @@ class Session:
                 if kept is not None and not whole:
                     self._offer(*kept)
             case m.Stale(over=True):
-                self.over = True
-                self._outgoing.clear()
-                self._kept.clear()
-                self.work.clear()
+                self.end()
             case m.Stale(stream=stream):
                 self._outgoing.pop(stream, None)
                 self._kept.pop(stream, None)

@@ -9,9 +9,13 @@ from mlxdist.protocol.wire import MAX_PAYLOAD, Frames
 
 
 class DealerLink:
-    """A Link over a DEALER socket. One thread receives and sends; `wake` may be called from any."""
+    """A Link over a DEALER socket. One thread receives and sends; `wake` may be called from any.
 
-    def __init__(self, endpoint: str, identity: bytes) -> None:
+    ZeroMQ connects again by itself when a connection breaks, and what was under way is lost without a word. `probe`:
+    every new connection begins with an empty message, so that the other side knows.
+    """
+
+    def __init__(self, endpoint: str, identity: bytes, *, probe: bool = False) -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, identity)
@@ -22,6 +26,7 @@ class DealerLink:
         self._socket.setsockopt(zmq.RECONNECT_IVL, 100)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.PROBE_ROUTER, int(probe))
         self._socket.connect(endpoint)
         self._bell, self._ear = socket.socketpair()
         self._bell.setblocking(False)

@@ -32,6 +32,7 @@ class NodeEvent(Enum):
     BEAT_AGAIN_BUSY = "beat again, with work"
     LOST = "lost"
     WORKER_EXIT = "worker exit"
+    CONNECTION_LOST = "connection lost"
     BYE = "bye"
 
 
@@ -47,8 +48,8 @@ NODE_TRANSITIONS: Mapping[tuple[NodeState, NodeEvent], NodeState] = {
     (_N.BUSY, _V.SILENT): _N.SUSPECT,
     (_N.SUSPECT, _V.BEAT_AGAIN): _N.READY,
     (_N.SUSPECT, _V.BEAT_AGAIN_BUSY): _N.BUSY,
-    # A worker that lost its connection says hello again: what it had in work is given to others.
-    **{(state, _V.WORKER_HELLO): _N.LOADING for state in (_N.LOADING, _N.READY, _N.BUSY, _N.SUSPECT)},
+    # A worker that lost its connection begins anew in a new life: what it had in work is given to others.
+    **{(state, _V.CONNECTION_LOST): _N.CONNECTING for state in (_N.LOADING, _N.READY, _N.BUSY, _N.SUSPECT)},
     **{(state, _V.WORKER_EXIT): _N.CONNECTING for state in (_N.CONNECTING, _N.LOADING, _N.READY, _N.BUSY, _N.SUSPECT)},
     **{(state, _V.LOST): _N.DEAD for state in (_N.CONNECTING, _N.LOADING, _N.READY, _N.BUSY, _N.SUSPECT)},
     **{(state, _V.BYE): _N.LEFT for state in NodeState},

@@ -14,7 +14,7 @@ import psutil
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.messages import Message
 from mlxdist.protocol.transport import CONTROL
-from tests.fault_proxy import DOWN, UP, Proxy, Seen, Test
+from tests.fault_proxy import DOWN, PATIENCE_SECONDS, UP, Proxy, Seen, Test, wait_for
 from tests.node_pools import free_ports, start_node
 
 MOST_KILLS = 5  # of a supervisor's workers, after which the next test gets a new supervisor: it counts them too
@@ -32,9 +32,12 @@ class FaultNodes:
 
     # ---- before a test
 
-    def ready(self, *names: str) -> None:
-        """These nodes, whole again whatever was done to them, and all others offline; they first work together."""
-        for name in names:
+    def ready(self, *names: str, later: tuple[str, ...] = ()) -> None:
+        """These nodes, whole again whatever was done to them; they begin together.
+
+        `later`: those who are there, too, but offline until the test lets them come. All others stay away.
+        """
+        for name in (*names, *later):
             if name not in self.proxies:
                 self.proxies[name] = Proxy(self.port).start()
             self.proxies[name].forget()
@@ -47,18 +50,14 @@ class FaultNodes:
             if name not in names:
                 proxy.forget()
                 proxy.offline()
-        self.meet(*names)
+        barrier = threading.Barrier(len(names))  # so that each has work from the second step on at the latest
+        for name in names:
+            self.proxies[name].when(UP, a(m.CanaryAnswer), lambda _: none(barrier.wait(PATIENCE_SECONDS)))
 
     def start(self, name: str) -> None:
         """A supervisor of this name; after one that was killed, too."""
         self.kills[name] = 0
         self.processes[name] = start_node(self.proxies[name].ports[CONTROL], name, self.logs)
-
-    def meet(self, *names: str) -> None:
-        """Hold each node back, ready, until all are: so that each has work from the second step on at the latest."""
-        barrier = threading.Barrier(len(names))
-        for name in names:
-            self.proxies[name].when(UP, a(m.CanaryAnswer), lambda seen: none(barrier.wait(60)))
 
     def online(self) -> list[str]:
         """The names of those that may take part."""
@@ -83,6 +82,19 @@ class FaultNodes:
 
             self.proxies[name].when(direction, lambda message, name=name: test(name, message), act)
         return caught
+
+    def leave_the_rest_to(self, who: Callable[[], str], step: int) -> threading.Event:
+        """At the first task of a step: wait for the returned event, then only `who()` is left to go on with the run."""
+        back = threading.Event()
+
+        def only(_: str, seen: Seen) -> None:
+            wait_for(back, f"{who()} to take part again")
+            for name in self.online():
+                if name != who():
+                    self.proxies[name].offline()
+
+        self.catch(DOWN, lambda name, message: name != who() and a(m.Task, step=step)(message), only)
+        return back
 
     def task(self, name: str, answer: m.LeafAnswer | m.VectorOffer) -> m.Task:
         """The task that an answer belongs to."""
@@ -110,8 +122,10 @@ class FaultNodes:
 
     def processes_of(self, name: str, which: str) -> list[psutil.Process]:
         """`which`: worker | supervisor | both."""
-        worker, supervisor = self.worker(name), self.supervisor(name)
-        return {"worker": [worker], "supervisor": [supervisor], "both": [supervisor, worker]}[which]
+        supervisor = self.supervisor(name)
+        if which == "both":
+            return [supervisor, *supervisor.children()]
+        return [supervisor] if which == "supervisor" else [self.worker(name)]
 
     def kill(self, name: str, which: str = "worker") -> None:
         """SIGKILL, and gone when this returns."""

@@ -119,12 +119,12 @@ class Undisturbed:
 
 
 class Script:
-    """What a test does to a run while it goes on, in a thread of its own: actions, each when its words were told.
+    """What a test does to a run while it goes on, in a thread of its own: actions, each when a line `words()…` is told.
 
     Leaving the block asserts that all were done.
     """
 
-    def __init__(self, folder: Path, *actions: tuple[str, Callable[[], None]]) -> None:
+    def __init__(self, folder: Path, *actions: tuple[Callable[[], str], Callable[[], None]]) -> None:
         self.folder, self.actions = folder, actions
         self.errors: list[BaseException] = []
         self.done = 0
@@ -144,10 +144,13 @@ class Script:
     def _run(self) -> None:
         try:
             for words, action in self.actions:
-                while words not in told(self.folder):
-                    if self._ended.wait(0.02) and words not in told(self.folder):
+                while not self._told(words()):
+                    if self._ended.wait(0.02) and not self._told(words()):
                         return
                 action()
                 self.done += 1
         except BaseException as error:
             self.errors.append(error)
+
+    def _told(self, words: str) -> bool:
+        return f"\n{words}" in f"\n{told(self.folder)}"

@@ -64,7 +64,7 @@ def test_a_partial_with_another_hash_does_not_count_is_asked_for_again_and_count
     bench.told()
     send_damaged(node, 1)
     assert node.heard(m.Received) == [m.Received(node.life, 1, whole=False)]
-    assert bench.told() == "a: the partial over [0, 2) arrived damaged and is sent again"
+    assert bench.told() == "a: the partial over [0, 2) arrived damaged; sent again"
     assert bench.cluster.fetch_partials() == []
     assert bench.cluster._uploads.held == 0
     assert (node.state, node.work, other.work) == ("busy", [Span(0, 2)], [Span(2, 4)])

@@ -370,6 +370,8 @@ FOR_A_WORKER = (
     m.VectorBlock,
     m.VectorEnd,
     m.Credit,
+    m.Cancel,
+    m.Received,
     m.Stale,
     m.Refuse,
     m.Bye,
