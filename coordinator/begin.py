@@ -79,6 +79,8 @@ def plan_sentences(config: RunConfig, manifest: Manifest, rows: int, steps: int 
             f"a step has {count(leaves, 'leaf', 'leaves')} for {count(ready, 'node')}, and takes no longer with {used}"
             f": {ready - used} will idle; batch.size = {size_for_all(batch, ready)} would use all"
         )
+    if config.train.audit and ready < 2:
+        yield f"train.audit = {config.train.audit:g} needs a second node: nothing is audited until one joins"
     if advice := learning_rate_advice(config.method, config.train.learning_rate):
         yield advice
 
@@ -88,6 +90,12 @@ def saved_sentences(state: State) -> Iterator[str]:
     if state.references.saved_forwards:
         saved = count(state.references.saved_forwards, "reference forward")
         yield f"{saved} saved by keeping the log-probs of rows seen before"
+
+
+def audit_sentences(config: RunConfig, audited: int) -> Iterator[str]:
+    """How many leaves were audited, said at the end."""
+    if config.train.audit:
+        yield f"{count(audited, 'leaf', 'leaves')} audited: computed on a second node too, and compared"
 
 
 def count(number: int, one: str, many: str = "") -> str:

@@ -89,6 +89,7 @@ class TrainConfig:
     best_by: Literal["loss", "rewards/accuracies", "rewards/margins"] = "loss"  # value that picks the best
     early_stop_evals: CountOrOff = 0  # stop after N evaluations without a better one; 0 = off
     report_memory: bool = False  # peak memory of every node in each report
+    audit: Share = 0.0  # part of the leaves computed on a second node too, and compared; 0 = none
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,6 +49,13 @@ class Work:
         self.round = begin_round(self.round, request)
         return self.round
 
+    def forget_step(self) -> None:
+        """What was done of the step does not count: its rounds begin anew."""
+        assert self.round is not None
+        assert self.round.complete
+        self.leaves_given_again += self.round.given_again + len(self.round.request.leaves)
+        self.round = None
+
     def share_out(self, nodes: Sequence[Node], now: float) -> Iterator[Attempt]:
         """Give what is pending to the nodes that can work, unless they are too few."""
         if self.round is None or not self.round.pending:

@@ -1,16 +1,17 @@
 """A fleet in one process: real sessions and engines behind the in-memory transport, and a supervisor of four lines."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from mlxdist.coordinator.audit import Audit
 from mlxdist.coordinator.cluster import Cluster
 from mlxdist.coordinator.config import RunConfig
 from mlxdist.coordinator.fleet import Fleet
-from mlxdist.coordinator.rules import Rules
+from mlxdist.coordinator.rules import NodeNews, Rules
 from mlxdist.coordinator.spec import run_spec
 from mlxdist.node.engine import Engine, versions
 from mlxdist.node.session import Session
@@ -77,7 +78,9 @@ class MemoryNodes:
 
 
 @contextmanager
-def memory_cluster(config: RunConfig, engines: Sequence[Engine]) -> Iterator[tuple[Fleet, MemoryNodes]]:
+def memory_cluster(
+    config: RunConfig, engines: Sequence[Engine], on_news: Callable[[NodeNews], None] = lambda news: None
+) -> Iterator[tuple[Fleet, MemoryNodes]]:
     """A fleet with one node per engine, and the nodes; an engine keeps its model from one fleet to the next."""
     hub = MemoryHub()
     nodes = MemoryNodes(hub)
@@ -94,7 +97,8 @@ def memory_cluster(config: RunConfig, engines: Sequence[Engine]) -> Iterator[tup
         suspect_seconds=6.0,
         dead_seconds=15.0,
     )
-    fleet = Fleet(Cluster(rules), hub, clock=lambda: 0.0, threaded=False)
+    audit = Audit(config.train.audit, config.batch.seed)
+    fleet = Fleet(Cluster(rules), hub, on_news=on_news, clock=lambda: 0.0, audit=audit, threaded=False)
     try:
         yield fleet, nodes
     finally:
