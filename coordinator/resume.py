@@ -18,8 +18,14 @@ FREE_OF_TRAIN = (
 )
 
 
-def resume_notes(folder: RunFolder, config: RunConfig, data_digest: str) -> list[str]:
-    """What differs from the configuration in `config.json`, as sentences for the person.
+DATA = {
+    "data_digest": "the training rows, or how they are tokenised, are not the same",
+    "valid_digest": "the validation rows, or how they are tokenised, are not the same",
+}
+
+
+def resume_notes(folder: RunFolder, config: RunConfig, digests: Mapping[str, str]) -> list[str]:
+    """What differs from the configuration in `config.json`, as sentences for the person; `digests` are the data's.
 
     Raises UserError when a difference changes the meaning of a step, naming every such key with both values, or when
     the rows are others.
@@ -30,8 +36,7 @@ def resume_notes(folder: RunFolder, config: RunConfig, data_digest: str) -> list
         raise UserError(f"{folder.config} cannot be read ({error}); it belongs to what --resume needs.") from None
     changed = list(differences(before, as_json(config)))
     meaning = [f"{key} was {old}, is {new}" for key, old, new in changed if not is_free(key)]
-    if before.get("data_digest", data_digest) != data_digest:
-        meaning.append("the training rows, or how they are tokenised, are not the same")
+    meaning += [what for key, what in DATA.items() if before.get(key, digests[key]) != digests[key]]
     if meaning:
         raise UserError(
             f"{folder.path} cannot be resumed under settings that change what a step means: {'; '.join(meaning)}. "

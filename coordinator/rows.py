@@ -173,6 +173,11 @@ class StoredRows:
         room = max(store.max_length - len(bos) - len(completion), 0)
         return unpack(self._row_id(prompt_of), np.concatenate([bos, prompt[max(len(prompt) - room, 0) :], completion]))
 
+    @property
+    def digest(self) -> str:
+        """SHA-256 over the file's rows and which of them these are, in their order."""
+        return hashlib.sha256(self._store.digest.encode() + self._picks.astype("<i8").tobytes()).hexdigest()
+
     def where(self, index: int) -> str:
         """File and line."""
         return f"{self._store.name}:{self._store.lines[int(self._picks[index])]}"

@@ -59,7 +59,7 @@ def run(config: RunConfig, hosts: Hosts, *, resume: bool, environ: Mapping[str, 
             dataset = read(config, progress=report.stage)
             if resume:
                 config = kept_settings(folder, config)
-                for sentence in resume_notes(folder, config, dataset.digest):
+                for sentence in resume_notes(folder, config, dataset.digests):
                     report.note(sentence)
             return _with_nodes(config, hosts, folder, dataset, report, resume)
         except KeyboardInterrupt:
@@ -120,7 +120,7 @@ def _with_nodes(
             folder.config,
             {
                 **as_json(config),
-                "data_digest": dataset.digest,
+                **dataset.digests,
                 "numerics_id": spec.numerics_id,
                 "promise": promise.kind,
                 "promise_reason": promise.reason,

@@ -98,7 +98,8 @@ class Work:
         elif leaf is not None and self.round.deaths[leaf] >= FATAL_DEATHS:
             self.failure = NodeError(
                 f"{FATAL_DEATHS} workers ended while they computed {self._leaf(leaf)}, the last one with nothing else "
-                "in work: look at the workers' last lines in the logs, and shorten or leave out these rows"
+                "in work: look at the workers' last lines in the logs, and shorten or leave out these rows",
+                leaf=leaf,
             )
         return runs
 
@@ -111,14 +112,15 @@ class Work:
         if len(nodes) >= FATAL_NONFINITE:
             self.failure = NonFiniteError(
                 f"NaN or Inf in {self._leaf(leaf)}, on {' and on '.join(nodes)}: no step was taken. Look at these "
-                "rows, or lower train.learning_rate"
+                "rows, or lower train.learning_rate",
+                leaf=leaf,
             )
         return f"NaN or Inf in {self._leaf(leaf)}; computed once more"
 
     def _leaf(self, index: int) -> str:
         assert self.round is not None
-        rows = ", ".join(str(row.row_id) for row in self.round.request.leaves[index].rows)
-        return f"leaf {index} of step {self.round.request.step} (rows {rows})"
+        ids = dict.fromkeys(str(row.row_id) for row in self.round.request.leaves[index].rows)
+        return f"leaf {index} of step {self.round.request.step} (rows {', '.join(ids)})"
 
 
 def said(runs: Sequence[Span]) -> str:
