@@ -89,6 +89,7 @@ class Membership:
                 return  # it asks again; by then the first one has beaten or not
             self.lose(known, NodeEvent.LOST, "its supervisor was started anew")
         if (known is None or known.gone) and (fault := self.rules.memory.refusal(message.name, message.host)):
+            self.news.append(NodeNews(message.name, "refused", fault.removeprefix(f"{message.name} ")))
             self.send(CONTROL, peer, m.Refuse(fault))
             return
         if known is None or known.gone:
