@@ -4,7 +4,7 @@ import pytest
 
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import ConfigError, MlxdistError, NodeError
-from mlxdist.protocol.transport import CONTROL, DATA
+from mlxdist.protocol.transport import CONTROL
 from mlxdist.protocol.tree import Span
 from tests.scripted_node import (
     ADAPTER,
@@ -135,9 +135,13 @@ def test_a_worker_that_connects_anew_is_given_nothing_before_it_has_loaded_again
     bench = Bench()
     (node,) = working(bench, "only")
     bench.mail.clear()
+    old = node.life
+    node.hello()
+    assert (node.state, node.work) == ("connecting", [])
+    assert node.heard(m.Stale, CONTROL) == [m.Stale(old, "its worker said hello again", over=True)]
+    node.enlist()
     node.hello()
     assert (node.state, node.work) == ("loading", [])
-    assert [type(message) for message, _ in bench.mail[DATA, node.data]] == [m.Welcome]
     node.say(introduction(node.life))
     node.say(m.CanaryAnswer(node.life, ("a",) * 3))
     assert node.work == [Span(0, 4)]
