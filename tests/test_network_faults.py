@@ -5,6 +5,7 @@ undisturbed run. A supervisor's part in it, which needs no network, is tested he
 """
 
 import threading
+from _thread import interrupt_main
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -122,7 +123,7 @@ def node_news(folder: Path) -> list[str]:
 
 @contextmanager
 def meanwhile(folder: Path, act: Callable[[Watched], None]) -> Iterator[None]:
-    """Do `act` in a thread while the block runs; it must come to its end, and without an error."""
+    """Do `act` in a thread while the block runs; it must come to its end. Where it fails, the run is interrupted."""
     watched, errors = Watched(folder), list[BaseException]()
 
     def body() -> None:
@@ -130,6 +131,8 @@ def meanwhile(folder: Path, act: Callable[[Watched], None]) -> Iterator[None]:
             act(watched)
         except BaseException as error:  # raised again in the test's own thread
             errors.append(error)
+            if not watched.ended.is_set():
+                interrupt_main()  # the run may wait for what will not come now
 
     thread = threading.Thread(target=body, daemon=True)
     thread.start()
@@ -214,12 +217,10 @@ def test_a_switch_that_restarts_changes_no_bit(
         run.steps(2)
         for name in NAMES:
             cables.office.cut(name)
-        run.told("run paused")
         for name in NAMES:
             Watched(folder, run.ended).told(f"{name} dead")
         for name in NAMES:
             cables.office.mend(name)
-        run.told("run training")
 
     with meanwhile(folder, restart):
         assert cables.train(kto(model, folder), 3) == 0
