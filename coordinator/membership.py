@@ -43,6 +43,7 @@ class Membership:
     nodes: dict[str, Node] = field(default_factory=dict)
     news: deque[NodeNews] = field(default_factory=deque)
     given_up: dict[str, MlxdistError] = field(default_factory=dict)
+    quarantined: dict[str, str] = field(default_factory=dict)  # why, by name: not admitted again
     over: bool = False
     _sessions: int = 0
 
@@ -78,7 +79,8 @@ class Membership:
             return
         known = self.nodes.get(message.name)
         rival = known is not None and not known.gone and known.control != peer
-        reason = unfit(message) or (self._taken(known, message, now) if known is not None and rival else "")
+        reason = unfit(message) or self.quarantined.get(message.name, "")
+        reason = reason or (self._taken(known, message, now) if known is not None and rival else "")
         if reason:
             self.send(CONTROL, peer, m.Refuse(reason))
             return
@@ -87,6 +89,7 @@ class Membership:
                 return  # it asks again; by then the first one has beaten or not
             self.lose(known, NodeEvent.LOST, "its supervisor was started anew")
         if (known is None or known.gone) and (fault := self.rules.memory.refusal(message.name, message.host)):
+            self.news.append(NodeNews(message.name, "refused", fault.removeprefix(f"{message.name} ")))
             self.send(CONTROL, peer, m.Refuse(fault))
             return
         if known is None or known.gone:
@@ -250,6 +253,11 @@ class Membership:
                 self.send(channel, peer, m.Refuse(str(error)))
         self.given_up[node.name] = error
         self.lose(node, NodeEvent.BYE, f"turned away: {error}", blame=False)
+
+    def quarantine(self, node: Node, reason: str) -> None:
+        """The node's numbers are wrong: it takes no part in this run any more."""
+        self.quarantined[node.name] = reason
+        self.turn_away(node, NodeError(reason))
 
     def supervisor_ended(self, name: str, error: MlxdistError, final: bool) -> None:
         """A supervisor that the coordinator had started has ended; `final`: it is not started again."""

@@ -49,6 +49,13 @@ class Work:
         self.round = begin_round(self.round, request)
         return self.round
 
+    def forget_step(self) -> None:
+        """What was done of the step does not count: its rounds begin anew."""
+        assert self.round is not None
+        assert self.round.complete
+        self.leaves_recomputed += self.round.recomputed + len(self.round.request.leaves)
+        self.round = None
+
     def share_out(self, nodes: Sequence[Node], now: float) -> Iterator[Attempt]:
         """Give what is pending to the nodes that can work, unless they are too few."""
         if self.round is None or not self.round.pending:
@@ -135,7 +142,8 @@ class Work:
         if attempt.alone and self.round.deaths[leaf] >= FATAL_DEATHS:  # beside other work it may be the innocent one
             self.failure = NodeError(
                 f"{FATAL_DEATHS} workers ended while they computed {self._leaf(leaf)}, the last one with nothing else "
-                "in work: look at the workers' last lines in the logs, and shorten or leave out these rows"
+                "in work: look at the workers' last lines in the logs, and shorten or leave out these rows",
+                leaf=leaf,
             )
         return runs
 
@@ -149,14 +157,15 @@ class Work:
         if len(nodes) >= FATAL_NONFINITE:
             self.failure = NonFiniteError(
                 f"NaN or Inf in {self._leaf(leaf)}, on {' and on '.join(nodes)}: no step was taken. Look at these "
-                "rows, or lower train.learning_rate"
+                "rows, or lower train.learning_rate",
+                leaf=leaf,
             )
         return f"NaN or Inf in {self._leaf(leaf)}"
 
     def _leaf(self, index: int) -> str:
         assert self.round is not None
-        rows = ", ".join(str(row.row_id) for row in self.round.request.leaves[index].rows)
-        return f"leaf {index} of step {self.round.request.step} (rows {rows})"
+        ids = dict.fromkeys(str(row.row_id) for row in self.round.request.leaves[index].rows)
+        return f"leaf {index} of step {self.round.request.step} (rows {', '.join(ids)})"
 
 
 def said(runs: Sequence[Span]) -> str:

@@ -15,11 +15,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from mlxdist.node.blas import use_openblas
+from mlxdist.node.outgoing import Growing
 from mlxdist.node.session import Finish, Session
 from mlxdist.node.sockets import DealerLink
 from mlxdist.protocol import messages as m
@@ -62,11 +64,12 @@ class Carrier:
             self.session.say(message, payload)
         self.link.wake()
 
-    def offer(self, task: m.Task, span: Span, vector: Vector) -> None:
+    def offer(self, task: m.Task, span: Span, vector: Vector, *, growing: bool = False) -> Growing:
         """Queue a partial."""
         with self.changed:
-            self.session.offer_partial(task, span, vector)
+            stream = self.session.offer_partial(task, span, vector, growing=growing)
         self.link.wake()
+        return CarriedStream(self, stream)
 
     def hello(self, message: m.Hello) -> None:
         """Say hello, unless the last one has not left yet."""
@@ -123,6 +126,31 @@ class Carrier:
                 self.unsent.popleft()
             if message is None:
                 return
+
+
+@dataclass(frozen=True)
+class CarriedStream:
+    """A growing partial, from the computing thread to the carrying one."""
+
+    carrier: Carrier
+    stream: Growing
+
+    def grow(self, ready: int) -> None:
+        """So many elements, from the first on, are final."""
+        with self.carrier.changed:
+            self.stream.grow(ready)
+        self.carrier.link.wake()
+
+    def finish(self) -> None:
+        """All of it is final, and counts."""
+        with self.carrier.changed:
+            self.stream.finish()
+        self.carrier.link.wake()
+
+    def withdraw(self) -> None:
+        """It will not be finished."""
+        with self.carrier.changed:
+            self.stream.withdraw()
 
 
 def connected(order: Order) -> Link:

@@ -288,62 +288,46 @@ def test_nodes_started_by_hand_serve_a_coordinator_that_came_back_without_loadin
 
 @pytest.mark.parametrize(
     "sight",
-    [
-        b"VectorBlock",
-        *(pytest.param(sight, marks=pytest.mark.slow) for sight in (b"VectorOffer", b"VectorEnd", b"LeafAnswer")),
-        *(pytest.param(sight, marks=pytest.mark.slow) for sight in (b"Loaded", b"Hello")),
-    ],
+    [m.VectorBlock, *(pytest.param(one, marks=pytest.mark.slow) for one in (m.VectorOffer, m.VectorEnd, m.LeafAnswer))]
+    + [pytest.param(one, marks=pytest.mark.slow) for one in (m.Loaded, m.Hello)],
 )
-def test_a_data_connection_that_is_reset_costs_a_new_life_and_no_bit(sight: bytes, model: Path, whole: bytes) -> None:
+def test_a_data_connection_that_is_reset_costs_a_new_life_and_no_bit(
+    sight: type[m.Message], model: Path, whole: bytes
+) -> None:
     port = free_ports()
-    control, data = Proxy((port,)).start(), Proxy((port + 1,)).start()
+    proxy = Proxy(port).start()
     coordinator = start_coordinator(config_of(model), port)
-    reset = threading.Event()
-
-    def cut() -> None:
-        data.cut()
-        reset.set()
-
-    data.triggers[UP, sight] = cut
+    reset = proxy.when(UP, lambda message: isinstance(message, sight), lambda seen: proxy.cut())
     try:
-        with thread_nodes(("a", HOST, port)) as (node,):
+        with thread_nodes(("a", HOST, proxy.ports[CONTROL])) as (node,):
             coordinator.send_adapter()
             coordinator.fleet.wait_for_nodes(1, 1, 60.0)
             assert coordinator.gradient().tobytes() == whole
-            assert reset.is_set()
+            assert reset.fired.is_set()
             assert loads(node.engine)[0][0] == 1
             assert "killed" not in coordinator.sentences
             assert coordinator.cluster._uploads.held == 1  # the sum, which is given back at the next request
             coordinator.fleet.close("the test is over")
     finally:
-        control.close()
-        data.close()
+        proxy.close()
 
 
 def test_a_node_that_was_given_up_while_it_stood_still_is_refused_and_joins_again_with_its_model(
     model: Path, whole: bytes
 ) -> None:
     port = free_ports()
-    proxy = Proxy((port, port + 1)).start()
+    proxy = Proxy(port).start()
     coordinator = start_coordinator(config_of(model), port, suspect_seconds=1.0, dead_seconds=2.0)
-    stopped = threading.Event()
-
-    def stand_still() -> None:
-        for passing in proxy.passing.values():
-            passing.clear()
-        stopped.set()
-
-    proxy.triggers[UP, b"LeafAnswer"] = stand_still
+    stopped = proxy.when(UP, lambda message: isinstance(message, m.LeafAnswer), lambda seen: proxy.offline())
     try:
-        with thread_nodes(("a", HOST, port), ("b", HERE, port)) as nodes:
+        with thread_nodes(("a", HOST, proxy.ports[CONTROL]), ("b", HERE, port)) as nodes:
             coordinator.send_adapter()
             coordinator.fleet.wait_for_nodes(2, 2, 60.0)
             old = coordinator.cluster.nodes["a"].life
             assert coordinator.gradient().tobytes() == whole
-            assert stopped.is_set()
-            assert coordinator.cluster.nodes["a"].gone
-            for passing in proxy.passing.values():
-                passing.set()
+            assert stopped.fired.is_set()
+            assert coordinator.cluster.nodes["a"].life != old or coordinator.cluster.nodes["a"].gone
+            proxy.online()
             coordinator.fleet.wait_for_nodes(2, 2, 60.0)
             assert coordinator.cluster.nodes["a"].life != old
             assert coordinator.gradient(2).tobytes() == whole
