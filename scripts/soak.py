@@ -10,7 +10,6 @@ with 1 where the two adapters differ, or the run did not get through. Everything
 
 import argparse
 import json
-import signal
 import sys
 import tempfile
 import time
@@ -23,7 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # for scripts.*, however this was started
 
-from scripts.local_cluster import Events, LocalCluster, adapter_sha, local_cluster, machine  # noqa: E402
+from scripts.local_cluster import Events, LocalCluster, adapter_sha, interruptible, local_cluster, machine  # noqa: E402
 from scripts.soak_plan import KINDS, NODES, TIMING, Hurting, plan  # noqa: E402
 
 LEAVES = 32
@@ -148,21 +147,6 @@ def folder_for(given: Path | None) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """SIGTERM ends the script as Ctrl-C does, so that nothing stays behind."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 if __name__ == "__main__":
