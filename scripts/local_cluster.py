@@ -60,10 +60,11 @@ class LocalCluster:
         command = ["node", "--connect", f"127.0.0.1:{self.port}", "--name", name, "--wait", "2m"]
         self.nodes[name] = self._start(command, f"{name}.log")
 
-    def launch(self, output: str, settings: Mapping[str, object]) -> "subprocess.Popen[bytes]":
+    def launch(self, output: str, settings: Mapping[str, object], *, resume: bool = False) -> "subprocess.Popen[bytes]":
         """A coordinator that trains into `folder`/`output`."""
         pairs = {"output": json.dumps(output), **settings}
         changes = [word for key, value in pairs.items() for word in ("--set", f"{key}={value}")]
+        changes += ["--resume"] if resume else []
         self.coordinator = self._start(["launch", "run.toml", "--hosts", "hosts.toml", *changes], f"{output}.txt")
         return self.coordinator
 
@@ -207,3 +208,18 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: version(name) for name in ("mlxdist", "mlx", "mlx-lm", "pyzmq")},
     }
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGTERM ends the script as Ctrl-C does, so that nothing stays behind."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
