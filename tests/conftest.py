@@ -4,12 +4,17 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
 from mlxdist.node.blas import use_openblas
 from tests.node_pools import Pools, node_pools
+
+if TYPE_CHECKING:
+    from tests.fault_nodes import FaultNodes
+    from tests.fault_runs import Undisturbed
 
 # One thread and no TF32: with more threads, or with TF32, the same sum has other bits.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
@@ -41,3 +46,27 @@ def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pools]:
     """Pools of real nodes, each started when it is first asked for."""
     with node_pools(tmp_path_factory.mktemp("pools")) as pools:
         yield pools
+
+
+@pytest.fixture(scope="session")
+def all_fault_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator["FaultNodes"]:
+    """Nodes behind proxies for the whole session, each started when a test first names it."""
+    from tests.fault_nodes import fault_nodes
+
+    with fault_nodes(tmp_path_factory.mktemp("nodes")) as nodes:
+        yield nodes
+
+
+@pytest.fixture
+def nodes(all_fault_nodes: "FaultNodes") -> Iterator["FaultNodes"]:
+    """Nodes that a test may hurt; a test says first which ones are `ready`."""
+    yield all_fault_nodes
+    all_fault_nodes.check()
+
+
+@pytest.fixture(scope="session")
+def undisturbed(all_fault_nodes: "FaultNodes", model: Path, tmp_path_factory: pytest.TempPathFactory) -> "Undisturbed":
+    """The SHA-256 of the adapter of a run that nothing happened to, by method."""
+    from tests.fault_runs import Undisturbed
+
+    return Undisturbed(all_fault_nodes, model, tmp_path_factory.mktemp("undisturbed"))

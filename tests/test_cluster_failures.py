@@ -4,14 +4,13 @@ import pytest
 
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import ConfigError, MlxdistError, NodeError
-from mlxdist.protocol.transport import CONTROL, DATA
+from mlxdist.protocol.transport import CONTROL
 from mlxdist.protocol.tree import Span
 from tests.scripted_node import (
     ADAPTER,
     PARTIAL,
     Bench,
     ScriptedNode,
-    introduction,
     new_cluster,
     snapshot,
     started_anew,
@@ -134,12 +133,14 @@ def test_a_fault_while_loading_turns_the_node_away_with_its_reason(kind: str, er
 def test_a_worker_that_connects_anew_is_given_nothing_before_it_has_loaded_again() -> None:
     bench = Bench()
     (node,) = working(bench, "only")
+    old = node.life
     bench.mail.clear()
     node.hello()
-    assert (node.state, node.work) == ("loading", [])
-    assert [type(message) for message, _ in bench.mail[DATA, node.data]] == [m.Welcome]
-    node.say(introduction(node.life))
-    node.say(m.CanaryAnswer(node.life, ("a",) * 3))
+    assert (node.state, node.work) == ("connecting", [])
+    assert [type(message) for message, _ in bench.mail[CONTROL, node.control]] == [m.Stale]
+    node.enlist()
+    node.get_ready()
+    assert node.life != old
     assert node.work == [Span(0, 4)]
 
 

@@ -64,7 +64,7 @@ def test_a_partial_with_another_hash_does_not_count_is_asked_for_again_and_count
     bench.told()
     send_damaged(node, 1)
     assert node.heard(m.Received) == [m.Received(node.life, 1, whole=False)]
-    assert bench.told() == "a: the partial over [0, 2) arrived damaged and is sent again"
+    assert bench.told() == "a: the partial over [0, 2) arrived damaged; sent again"
     assert bench.cluster.fetch_partials() == []
     assert bench.cluster._uploads.held == 0
     assert (node.state, node.work, other.work) == ("busy", [Span(0, 2)], [Span(2, 4)])
@@ -182,7 +182,7 @@ def copied(bench: Bench) -> tuple[ScriptedNode, ScriptedNode]:
     """Leaf 0 is late on the one node and in work on the other one too."""
     slow, fast = bench.ready("slow", "fast")
     for node in bench.cluster.nodes.values():
-        node.tokens_per_second = 8.0  # a second a leaf
+        node.speed.leaf("gradient", (8, 8), 1.0)
     bench.cluster.set_adapter(3, PARTIAL)
     bench.begin(request_of(1))
     if not slow.work:

@@ -370,6 +370,8 @@ FOR_A_WORKER = (
     m.VectorBlock,
     m.VectorEnd,
     m.Credit,
+    m.Cancel,
+    m.Received,
     m.Stale,
     m.Refuse,
     m.Bye,
@@ -445,7 +447,7 @@ def test_the_worker_gives_credit_for_one_window_and_one_more_with_every_block() 
         tell(session, block)
         assert said(session) == [m.Credit(LIFE, 1, min(WINDOW + index + 1, len(blocks)))]
     tell(session, end)
-    assert said(session) == []
+    assert said(session) == [m.Received(LIFE, 1, whole=True)]
 
 
 def offered(session: Session, elements: int, span: Span) -> tuple[m.VectorOffer, Vector]:
