@@ -60,7 +60,9 @@ class Cluster:
 
     def __post_init__(self) -> None:
         self.work = Work(self.rules, self.split)
-        self.members = Membership(self.rules, self._send, self._on_lost, self._at_work, self._in_work)
+        self.members = Membership(
+            self.rules, self._send, self._on_lost, self._at_work, self._in_work, self.work.survived
+        )
 
     # ---- what the loop asks
 

@@ -75,7 +75,7 @@ class PlainDisplay:
         self._patient_seconds = patient_seconds
         self._pace = Pace(clock)
         self._began = self._last_line = self._busy_since = clock()
-        self._busy = "starting"
+        self._busy = self._next = "starting"  # what it does, and what after an evaluation
         self._ended = False
         self._progress: float | None = None
         self._speeds: dict[str, float] = {}
@@ -94,7 +94,8 @@ class PlainDisplay:
         """Tell a step if its turn has come, or if it was quiet for long."""
         with self._lock:
             self._pace.step(report)
-            self._set_busy("working on the next step")
+            self._next = "finishing" if report.step == report.total_steps else "working on the next step"
+            self._set_busy(self._next)
             due = report.step % self._report_every == 0 or report.step in (1, report.total_steps)
             if due or self._quiet():
                 left = left_phrase(self._pace.seconds_left())
@@ -102,7 +103,9 @@ class PlainDisplay:
 
     def val(self, step: int, loss: float, metrics: Mapping[str, float]) -> None:
         """Tell an evaluation."""
-        self.say(val_phrase(step, loss, metrics))
+        with self._lock:
+            self._set_busy(self._next)
+            self.say(val_phrase(step, loss, metrics))
 
     def node(self, name: str, state: str, message: str, *, stays: bool = False) -> None:
         """Tell a node's loss and return, and how it comes up at the start; not the coming and going of work."""

@@ -31,7 +31,7 @@ from mlxdist.coordinator.phrases import (
     val_phrase,
 )
 
-_STYLES = {"ready": "green", "busy": "green", "suspect": "yellow", "dead": "red", "left": "red"}
+_STYLES = {"ready": "green", "busy": "green", "suspect": "yellow", "dead": "red", "left": "red", "refused": "red"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,7 @@ class LiveDisplay:
         self._pace = Pace(clock)
         self._report: StepReport | None = None
         self._busy, self._busy_since = "starting", clock()
+        self._next = "starting"  # what it does after an evaluation
         self._progress: float | None = None
         self._nodes: dict[str, _Node] = {}
         self._ended = False
@@ -69,11 +70,13 @@ class LiveDisplay:
             self._pace.step(report)
             self._report, self._progress = report, None
             ended = report.step == report.total_steps
-            self._busy = "finishing" if ended else f"working on step {report.step + 1}"
+            self._busy = self._next = "finishing" if ended else f"working on step {report.step + 1}"
             self._busy_since = self._clock()
 
     def val(self, step: int, loss: float, metrics: Mapping[str, float]) -> None:
         """Leave the evaluation's line above the drawing."""
+        with self._lock:
+            self._busy, self._busy_since = self._next, self._clock()
         self.say(val_phrase(step, loss, metrics))
 
     def node(self, name: str, state: str, message: str, *, stays: bool = False) -> None:

@@ -32,7 +32,8 @@ EARLY_EXITS = 3  # workers in a row that ended before they were ready: the node 
 class Membership:
     """The nodes by name. `on_lost(node, blame)` gives away what its worker had, and returns those runs of leaves.
 
-    `at_work` says whether a node has anything to do, `in_work` which leaf it computes now.
+    `at_work` says whether a node has anything to do, `in_work` which leaf it computes now. `on_survived(name)`: the
+    worker of a node that was lost is still there.
     """
 
     rules: Rules
@@ -40,9 +41,11 @@ class Membership:
     on_lost: Callable[[Node, bool], Sequence[Span]]
     at_work: Callable[[Node], bool]
     in_work: Callable[[Node], Leaf | None]
+    on_survived: Callable[[str], None]
     nodes: dict[str, Node] = field(default_factory=dict)
     news: deque[NodeNews] = field(default_factory=deque)
     given_up: dict[str, MlxdistError] = field(default_factory=dict)
+    quarantined: dict[str, str] = field(default_factory=dict)  # why, by name: not admitted again
     over: bool = False
     _sessions: int = 0
 
@@ -78,7 +81,8 @@ class Membership:
             return
         known = self.nodes.get(message.name)
         rival = known is not None and not known.gone and known.control != peer
-        reason = unfit(message) or (self._taken(known, message, now) if known is not None and rival else "")
+        reason = unfit(message) or self.quarantined.get(message.name, "")
+        reason = reason or (self._taken(known, message, now) if known is not None and rival else "")
         if reason:
             self.send(CONTROL, peer, m.Refuse(reason))
             return
@@ -87,10 +91,18 @@ class Membership:
                 return  # it asks again; by then the first one has beaten or not
             self.lose(known, NodeEvent.LOST, "its supervisor was started anew")
         if (known is None or known.gone) and (fault := self.rules.memory.refusal(message.name, message.host)):
+            self.news.append(NodeNews(message.name, "refused", fault.removeprefix(f"{message.name} ")))
             self.send(CONTROL, peer, m.Refuse(fault))
             return
         if known is None or known.gone:
             node = Node(message.name, self._new_life(), peer, now, host=message.host, progressed=now)
+            if (
+                known is not None
+                and peer == known.control
+                and message.worker
+                and message.worker == known.last_worker_pid
+            ):
+                self.on_survived(known.name)
             if known is not None:
                 node.speed, node.early_exits = known.speed, known.early_exits
             self.nodes[message.name] = known = node
@@ -219,7 +231,7 @@ class Membership:
         node.move(event)
         place = len(self.news)
         node.spent = True
-        node.worker_pid = 0
+        node.last_worker_pid, node.worker_pid = node.worker_pid, 0
         lost = self.on_lost(node, blame)
         node.forget_worker()
         self.tell(node, cause, action, lost)
@@ -250,6 +262,11 @@ class Membership:
                 self.send(channel, peer, m.Refuse(str(error)))
         self.given_up[node.name] = error
         self.lose(node, NodeEvent.BYE, f"turned away: {error}", blame=False)
+
+    def quarantine(self, node: Node, reason: str) -> None:
+        """The node's numbers are wrong: it takes no part in this run any more."""
+        self.quarantined[node.name] = reason
+        self.turn_away(node, NodeError(reason))
 
     def supervisor_ended(self, name: str, error: MlxdistError, final: bool) -> None:
         """A supervisor that the coordinator had started has ended; `final`: it is not started again."""

@@ -5,7 +5,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mlxdist.coordinator.plan import NodePlan, Plan
-from mlxdist.protocol.budget import said_bytes
+from mlxdist.protocol.budget import WORKER_BYTES, said_bytes
 
 
 def show(plan: Plan, console: Console) -> None:
@@ -21,12 +21,11 @@ def show(plan: Plan, console: Console) -> None:
 
 def _memory(plan: Plan, console: Console) -> None:
     need = plan.need
-    rows = "a row" if need.leaf.rows == 1 else f"{need.leaf.rows} rows"
-    rows = rows.replace("row", "pair") if need.leaf.batches == 2 else rows
     console.print("[bold]Memory of a node[/bold], predicted", highlight=False)
     console.print(
         f"  {said_bytes(need.model)} for the model and its adapter ({need.leaf.adapter:,} trainable parameters), "
-        f"{said_bytes(need.settings.peak)} for a leaf: {rows} of up to {need.leaf.length + 1} tokens",
+        f"{said_bytes(WORKER_BYTES)} for the process, "
+        f"{said_bytes(need.settings.peak)} for a leaf: {need.rows} of up to {need.leaf.length + 1} tokens",
         highlight=False,
         soft_wrap=True,
     )

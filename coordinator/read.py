@@ -25,7 +25,16 @@ class Dataset:
     valid: StoredRows | None
     notes: tuple[str, ...]
     pad_id: int
-    digest: str  # of every training token and target: the same data give the same, for a resumed run
+
+    @property
+    def digest(self) -> str:
+        """Of every training token and target: the same data give the same, for a resumed run."""
+        return self.train.digest
+
+    @property
+    def valid_digest(self) -> str:
+        """The same of the validation rows; empty without any."""
+        return self.valid.digest if self.valid is not None else ""
 
 
 def read(config: RunConfig, *, progress: Progress) -> Dataset:
@@ -60,7 +69,7 @@ def read_splits(splits: Splits, encoding: Encoding, *, progress: Progress) -> Da
     for check in checks(files[0], train, encoding):
         notes += check()
     notes += template_notes(files[0], encoding)
-    return Dataset(train, valid, tuple(notes), encoding.tokenizer.pad_id, files[0].store.digest)
+    return Dataset(train, valid, tuple(notes), encoding.tokenizer.pad_id)
 
 
 def parted(

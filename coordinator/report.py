@@ -18,13 +18,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypedDict, Unpack
 
+from mlxdist.coordinator.calm import Calm
 from mlxdist.coordinator.display import Display
+from mlxdist.coordinator.event_file import EventFile
 from mlxdist.coordinator.goodput import Ledger, Losses
 from mlxdist.coordinator.metrics import BestVal, read_history, trim_metrics
 from mlxdist.coordinator.phrases import (
-    TROUBLE,
     StepReport,
     again_phrase,
     losses_phrase,
@@ -33,12 +34,21 @@ from mlxdist.coordinator.phrases import (
     val_phrase,
 )
 from mlxdist.coordinator.rules import NodeNews
-from mlxdist.coordinator.run_folder import RunFolder, finite, saving, write_json
+from mlxdist.coordinator.run_folder import RunFolder, finite, write_json
+from mlxdist.protocol.errors import SaveError
 
-WORKING = ("ready", "busy")
 _STAGE_GRAIN = 0.05  # a stage's progress gets a line of the file for every such part
 
 Status = Literal["done", "interrupted", "failed"]
+
+
+class Summary(TypedDict):
+    """What `metrics.json` gets beside what was told."""
+
+    status: Status  # all steps done, stopped by the user after a save, or an error
+    config: Mapping[str, object]  # resolved
+    applied_ranks: Mapping[str, int]  # by module path
+    checkpoints: Sequence[Path]  # those there are, oldest first
 
 
 def utc_now() -> datetime:
@@ -55,7 +65,7 @@ class Reporter:
         clock: monotonic seconds.
         now: the wall clock.
 
-    Every method raises SaveError where its file cannot be written.
+    A line that cannot be written waits, and the person is told once; only `summary` and `done` raise SaveError.
     """
 
     def __init__(
@@ -75,11 +85,12 @@ class Reporter:
         self._vals: dict[int, Mapping[str, float | None]] = {}
         self._best: BestVal | None = None
         self._peak_gb: float | None = None
-        self._nodes: dict[str, tuple[str, str]] = {}
-        self._missed: set[str] = set()  # nodes whose loss was told, and not yet their return
+        self._calm = Calm()
         self._ledger = Ledger()
         self._stage: tuple[str, float | None] = ("", None)
         self._lock = threading.Lock()
+        self._file = EventFile(run.metrics_jsonl)
+        self._unsaved: set[str] = set()
 
     def resume_after(self, step: int) -> None:
         """Go on with the run's earlier lives after their `step`: what they told of later steps is cut off.
@@ -165,14 +176,10 @@ class Reporter:
         """
         name, state, message = news.name, news.state, news.message
         with self._lock:
-            before = self._nodes.get(name, ("", ""))
-            if before == (state, message):
+            verdict = self._calm.judge(news, self._clock())
+            if verdict is None:
                 return
-            self._nodes[name] = (state, message)
-            lost = state in TROUBLE or (state == "connecting" and before[0] in (*WORKING, "suspect"))
-            back = name in self._missed and state in WORKING
-            self._missed = (self._missed | ({name} if lost else set())) - ({name} if back else set())
-            if lost or news.action:
+            if verdict.trouble:
                 self._ledger.trouble()
         self._tell(
             "node",
@@ -185,7 +192,7 @@ class Reporter:
                 "leaves": [(run.start, run.stop) for run in news.leaves],
             },
         )
-        self._display.node(name, state, message, stays=lost or back or bool(news.action))
+        self._display.node(name, state, message, stays=verdict.stays)
 
     def paused(self, news: NodeNews) -> None:
         """The run waits for nodes (state "paused"), or goes on after `news.seconds`."""
@@ -216,34 +223,31 @@ class Reporter:
         self._tell("checkpoint", {"step": step, "path": relative, "best": best, "message": message})
         self._display.say(message)
 
-    def done(
-        self,
-        message: str,
-        *,
-        status: Status = "done",
-        config: Mapping[str, object],
-        applied_ranks: Mapping[str, int],
-        checkpoints: Sequence[Path],
-    ) -> None:
-        """The end of the run, for whatever reason: the last event, and `metrics.json`.
+    def done(self, message: str, **summary: Unpack[Summary]) -> None:
+        """The end of the run, for whatever reason: the last event, the sentence, and the summary. Raises SaveError."""
+        last = max(self._train_losses, default=0)
+        cost = self.losses()
+        self._tell("done", {"status": summary["status"], "step": last, "message": message, **asdict(cost)})
+        try:
+            self.summary(**summary)
+        finally:
+            if last:
+                self._display.say(losses_phrase(cost))
+            self._display.end(message)
 
-        Args:
-            message: the sentence for the person.
-            status: all steps done, stopped by the user after a save, or an error.
-            config: the resolved configuration.
-            applied_ranks: rank by module path.
-            checkpoints: those there are, oldest first.
-        """
+    def summary(self, **of: Unpack[Summary]) -> None:
+        """Write `metrics.json`, and whatever lines still wait. Raises SaveError."""
+        with self._lock:
+            self._file.flush()
         steps = sorted(self._train_losses)
         last = steps[-1] if steps else 0
         cost = self.losses()
-        self._tell("done", {"status": status, "step": last, "message": message, **asdict(cost)})
         trajectory = [{"step": step, **self._vals[step]} for step in sorted(self._vals)]
         best = self._best
         write_json(
             self._run.metrics_json,
             {
-                "status": status,
+                "status": of["status"],
                 "steps": last,
                 "wall_seconds": round(self._clock() - self._began, 3),
                 "peak_gb": self._peak_gb,
@@ -253,20 +257,45 @@ class Reporter:
                 "best_val": best and {"step": best.step, "loss": best.loss, "checkpoint": best.checkpoint},
                 "val_trajectory": trajectory,
                 "train_losses": [self._train_losses[step] for step in steps],
-                "applied_ranks": applied_ranks,
-                "checkpoints": [path.relative_to(self._run.path).as_posix() for path in checkpoints],
-                "config": config,
+                "applied_ranks": of["applied_ranks"],
+                "checkpoints": [path.relative_to(self._run.path).as_posix() for path in of["checkpoints"]],
+                "config": of["config"],
             },
         )
-        if steps:
-            self._display.say(losses_phrase(cost))
-        self._display.end(message)
+
+    def could_not_save(self, what: str, error: SaveError) -> None:
+        """Something could not be written while the run goes on: the first of a series is said."""
+        with self._lock:
+            first = not self._unsaved
+            self._unsaved.add(what)
+        if first:
+            self.note(f"{error.what} The run goes on, and writing is tried again: {error.cure}.")
+
+    def saved(self, what: str) -> None:
+        """Something was written; it is said when that ends a series of failures."""
+        with self._lock:
+            last = self._unsaved == {what}
+            self._unsaved.discard(what)
+        if last:
+            self.note("writing works again")
+
+    def sync(self) -> None:
+        """Flush the events to the disk: before the state is, so that no step of it is missing after a power cut."""
+        with self._lock:
+            failure = self._file.sync()
+        self._said(failure)
 
     def _tell(self, event: str, keys: Mapping[str, object]) -> None:
         """Append one event, whole and flushed."""
-        with self._lock, saving(self._run.metrics_jsonl):
+        with self._lock:
             wall = round(self._clock() - self._began, 3)
             head = {"event": event, "time": self._now().isoformat(timespec="seconds"), "wall_seconds": wall}
             line = json.dumps(finite({**head, **keys}), ensure_ascii=False, allow_nan=False)
-            with self._run.metrics_jsonl.open("a", encoding="utf-8") as stream:
-                stream.write(line + "\n")
+            failure = self._file.add(line)
+        self._said(failure)
+
+    def _said(self, failure: SaveError | None) -> None:
+        if failure is None:
+            self.saved(self._file.path.name)
+        else:
+            self.could_not_save(self._file.path.name, failure)

@@ -16,6 +16,7 @@ from mlxdist.protocol.tree import Span
 
 FATAL_DEATHS = ALONE_AFTER + 1
 FATAL_NONFINITE = 2
+MOST_ACQUITTALS = 3  # of a leaf: one that silences every node for a while must not go round for ever
 TRIED_AGAIN = 20  # steps after which a node that was left out is measured anew
 
 
@@ -48,6 +49,13 @@ class Work:
             self.leaves_recomputed += self.round.recomputed
         self.round = begin_round(self.round, request)
         return self.round
+
+    def forget_step(self) -> None:
+        """What was done of the step does not count: its rounds begin anew."""
+        assert self.round is not None
+        assert self.round.complete
+        self.leaves_recomputed += self.round.recomputed + len(self.round.request.leaves)
+        self.round = None
 
     def share_out(self, nodes: Sequence[Node], now: float) -> Iterator[Attempt]:
         """Give what is pending to the nodes that can work, unless they are too few."""
@@ -128,16 +136,26 @@ class Work:
         if self.round is None:
             return []
         runs, attempt = self.round.lost(name)
+        self.round.charged.pop(name, None)
         leaf = attempt.in_work if attempt is not None and blame else None
         if attempt is None or leaf is None:
             return runs
         self.round.deaths[leaf] += 1
+        self.round.charged[name] = leaf
         if attempt.alone and self.round.deaths[leaf] >= FATAL_DEATHS:  # beside other work it may be the innocent one
             self.failure = NodeError(
                 f"{FATAL_DEATHS} workers ended while they computed {self._leaf(leaf)}, the last one with nothing else "
-                "in work: look at the workers' last lines in the logs, and shorten or leave out these rows"
+                "in work: look at the workers' last lines in the logs, and shorten or leave out these rows",
+                leaf=leaf,
             )
         return runs
+
+    def survived(self, name: str) -> None:
+        """A worker that seemed lost is still there: it was the network, and no death of the leaf that it had."""
+        leaf = self.round.charged.pop(name, None) if self.round is not None else None
+        if self.round is not None and leaf is not None and self.round.acquittals[leaf] < MOST_ACQUITTALS:
+            self.round.acquittals[leaf] += 1
+            self.round.deaths[leaf] -= 1
 
     def nonfinite(self, attempt: Attempt, leaf: int) -> str:
         """A leaf gave NaN or Inf: it is computed elsewhere; the same again is a failure. Returns what to say."""
@@ -149,14 +167,15 @@ class Work:
         if len(nodes) >= FATAL_NONFINITE:
             self.failure = NonFiniteError(
                 f"NaN or Inf in {self._leaf(leaf)}, on {' and on '.join(nodes)}: no step was taken. Look at these "
-                "rows, or lower train.learning_rate"
+                "rows, or lower train.learning_rate",
+                leaf=leaf,
             )
         return f"NaN or Inf in {self._leaf(leaf)}"
 
     def _leaf(self, index: int) -> str:
         assert self.round is not None
-        rows = ", ".join(str(row.row_id) for row in self.round.request.leaves[index].rows)
-        return f"leaf {index} of step {self.round.request.step} (rows {rows})"
+        ids = dict.fromkeys(str(row.row_id) for row in self.round.request.leaves[index].rows)
+        return f"leaf {index} of step {self.round.request.step} (rows {', '.join(ids)})"
 
 
 def said(runs: Sequence[Span]) -> str:

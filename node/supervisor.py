@@ -27,6 +27,7 @@ from mlxdist.protocol.wire import decode, encode
 
 TAIL_LINES = 20
 ENLIST_SECONDS = 0.5  # between tries to be admitted
+UNANSWERED_BEATS = 8  # until the connection counts as dead: by then this node does so at the coordinator
 KILL_SECONDS = 5.0  # from asking a worker to end until it is killed
 COMMAND = ("-u", "-m", "mlxdist.node.worker")  # of the interpreter
 
@@ -159,6 +160,7 @@ class Supervisor:
         self.beats = 0
         self.heard = self.spoken = clock()
         self.spoken -= ENLIST_SECONDS
+        self.unanswered: float | None = None  # when something was first said to which nothing has come back
         self.backoff = Backoff()
         self.resting_until: float | None = None  # when a worker that ended is started again
         self.exit_code: int | None = None
@@ -169,7 +171,7 @@ class Supervisor:
         try:
             while self.exit_code is None:
                 for frames in self.link.receive(min(self.beat_seconds / 2, 0.5)):
-                    self.heard = self.clock()
+                    self.heard, self.unanswered = self.clock(), None
                     try:
                         message, _ = decode(frames)
                     except WireError as error:
@@ -193,7 +195,10 @@ class Supervisor:
             self.exit_code, self.reason = code, reason
 
     def _send(self, message: m.Message) -> bool:
-        return self.link.send(encode(message))
+        sent = self.link.send(encode(message))
+        if sent and self.unanswered is None:
+            self.unanswered = self.clock()
+        return sent
 
     def _handle(self, message: m.Message) -> None:
         match message:
@@ -233,11 +238,17 @@ class Supervisor:
         now = self.clock()
         if now - self.heard > self.wait_seconds:
             self._leave(1, f"no coordinator for {self.wait_seconds:.0f} s")
+        if self.unanswered is not None and now - self.unanswered > UNANSWERED_BEATS * self.beat_seconds:
+            # Every beat is answered, so this connection leads nowhere. The system would try it for a quarter of an
+            # hour, ever more rarely; a new one works as soon as the network does.
+            self.link.renew()
+            self.unanswered = None
         if self.resting_until is not None and now >= self.resting_until:
             self.resting_until = self.life = None  # the next worker is a new life: ask for it
         if self.life is None:
             if now - self.spoken >= ENLIST_SECONDS and self.resting_until is None:
-                pid = self.worker.process.pid if self.worker is not None else 0
+                lives = self.worker is not None and self.worker.process.poll() is None
+                pid = self.worker.process.pid if self.worker is not None and lives else 0
                 if self._send(m.Enlist(m.PROTOCOL_VERSION, self.name, getpid(), pid, host_facts())):
                     self.spoken = now
             return

@@ -52,6 +52,12 @@ class Link(Protocol):
     def send(self, frames: Frames) -> bool:
         """Hand the frames over without blocking; False when there is no connection yet or no room."""
 
+    def renew(self) -> None:
+        """Drop the connection, which may be dead without anybody having said so, and make a new one.
+
+        What was handed over and has not left is lost with it.
+        """
+
     def wake(self) -> None:
         """End a `receive` that waits in another thread."""
 
@@ -113,6 +119,9 @@ class MemoryLink:
         """Put a copy of the frames where the hub finds them."""
         self.hub.inbox.append(Parcel(self.channel, self.peer, _copied(frames)))
         return True
+
+    def renew(self) -> None:
+        """Nothing can be half open here."""
 
     def reset(self) -> None:
         """The connection breaks and is there again: what was under way in either direction is lost."""

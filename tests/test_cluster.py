@@ -330,7 +330,7 @@ def test_without_a_ready_node_a_round_waits_says_so_and_is_given_to_the_first_th
     bench.begin(request_of(2))
     assert "paused: 0 of at least 1 nodes can work; waiting for more" in bench.told()
     node.get_ready()
-    assert "s: 1 of at least 1 nodes can work" in bench.told()
+    assert "going on after 0 s: 1 of at least 1 nodes can work" in bench.told()
     assert node.work == [Span(0, 2)]
     assert len(node.heard(m.Task)) == 1
 
@@ -342,7 +342,7 @@ def test_fewer_than_min_nodes_pause_a_run_and_the_next_one_ends_the_pause() -> N
     assert "paused: 1 of at least 2 nodes can work; waiting for more" in bench.told()
     assert first.work == [Span(0, 2)]  # what it has it may finish
     (third,) = bench.ready("c")
-    assert "s: 2 of at least 2 nodes can work" in bench.told()
+    assert "going on after 0 s: 2 of at least 2 nodes can work" in bench.told()
     assert (first.work, third.work) == ([Span(0, 2)], [Span(2, 4)])  # as the first one has work already
 
 

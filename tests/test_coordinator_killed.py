@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tests.fault_runs import Nodes, data_folder, events, nodes_by_hand, sha
+from tests.fault_nodes import FaultNodes, fault_nodes
+from tests.fault_runs import data_folder, events, sha
 from tests.forked_coordinator import Coordinator, Coordinators, coordinators
+from tests.node_pools import start_node
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -46,14 +48,16 @@ TIMED = ("time", "wall_seconds", "seconds", "tokens_per_second", "all_tokens_per
 
 
 @pytest.fixture(scope="module")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultNodes]:
     """Two nodes, started by hand, that live through every life of every coordinator."""
-    with nodes_by_hand(tmp_path_factory.mktemp("nodes"), "a", "b") as nodes:
+    with fault_nodes(tmp_path_factory.mktemp("nodes")) as nodes:
+        for name in ("a", "b"):
+            nodes.processes[name] = start_node(nodes.port, name, nodes.logs)
         yield nodes
 
 
 @pytest.fixture(scope="module")
-def launcher(nodes: Nodes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinators]:
+def launcher(nodes: FaultNodes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinators]:
     """Starts coordinators over the two nodes."""
     with coordinators(tmp_path_factory.mktemp("coordinators"), nodes.port) as launcher:
         yield launcher
@@ -93,7 +97,7 @@ def wait_for_steps(coordinator: Coordinator, output: Path, steps: int) -> None:
 
 
 def test_a_run_whose_coordinator_is_killed_twenty_times_is_the_run_that_nothing_happened_to(
-    nodes: Nodes, launcher: Coordinators, model: Path, tmp_path: Path
+    nodes: FaultNodes, launcher: Coordinators, model: Path, tmp_path: Path
 ) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     undisturbed = launcher.start(write_run(tmp_path, model, whole))

@@ -2,6 +2,9 @@
 
 import json
 import math
+import re
+import resource
+import signal
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +16,7 @@ from mlxdist.coordinator.metrics import BestVal, read_history, trim_metrics
 from mlxdist.coordinator.phrases import StepReport
 from mlxdist.coordinator.report import Reporter
 from mlxdist.coordinator.rules import NodeNews
-from mlxdist.coordinator.run_folder import RunFolder
+from mlxdist.coordinator.run_folder import RunFolder, append
 from mlxdist.protocol.errors import SaveError
 from mlxdist.protocol.tree import Span
 
@@ -103,6 +106,7 @@ def live_through(run: RunFolder, report: Reporter, clock: FakeClock, numbers: ra
 def close(report: Reporter, run: RunFolder, message: str = "All steps are done.") -> dict[str, Any]:
     report.done(
         message,
+        status="done",
         config={"model": "m"},
         applied_ranks={"model.layers.0.mlp.up_proj": 8},
         checkpoints=[run.checkpoints / "step-00003", run.checkpoints / "step-00004"],
@@ -209,6 +213,32 @@ def test_a_killed_worker_is_told_as_a_loss_although_its_node_only_connects_again
     for state, cause in [("connecting", "connected"), ("ready", ""), ("connecting", "the worker was killed")]:
         report.node(NodeNews("b", state, cause))
     assert [call[-1] for call in heard.calls] == [False, False, True]
+
+
+def test_small_trouble_of_a_node_is_told_ever_more_seldom_and_written_always(
+    run: RunFolder, heard: Heard, clock: FakeClock
+) -> None:
+    report = reporter(run, heard, clock)
+    report.node(NodeNews("slow", "busy", ""))
+    for number in range(1000):  # one every ten seconds
+        report.node(NodeNews("slow", "busy", f"leaves [{number}, 9) take long there", action="b computes them too"))
+        clock.seconds += 10
+    assert len(events(run)) == 1001
+    told = [at for at, call in enumerate(heard.calls[1:]) if call[-1]]
+    assert told == [0, 6, 18, 42, 90, 186, 378, 738]
+
+
+def test_a_node_that_flaps_is_told_ever_more_seldom_but_a_loss_always(
+    run: RunFolder, heard: Heard, clock: FakeClock
+) -> None:
+    report = reporter(run, heard, clock)
+    for _ in range(3):
+        for state, cause in [("ready", ""), ("suspect", "no beat for 6 s"), ("ready", "beats again")]:
+            report.node(NodeNews("flaps", state, cause))
+            clock.seconds += 1
+    report.node(NodeNews("flaps", "dead", "not heard for 15 s"))
+    report.node(NodeNews("flaps", "ready", ""))
+    assert [call[2] for call in heard.calls if call[-1]] == ["suspect", "ready", "dead", "ready"]
 
 
 def test_a_pause_is_said_at_both_ends_and_its_seconds_are_lost(run: RunFolder, heard: Heard, clock: FakeClock) -> None:
@@ -363,5 +393,42 @@ def test_the_history_remembers_the_best_evaluation(run: RunFolder, heard: Heard,
 
 def test_an_event_file_that_cannot_be_written_is_said(run: RunFolder, heard: Heard, clock: FakeClock) -> None:
     run.metrics_jsonl.mkdir()
+    report = reporter(run, heard, clock)
+    live_through(run, report, clock, range(1, 4))
+    said = [call[1] for call in heard.calls if call[0] == "say" and "Could not write" in call[1]]
+    assert len(said) == 1
+    assert re.fullmatch(r"Could not write .*metrics\.jsonl: .*\. The run goes on, and .*: check the disk\.", said[0])
     with pytest.raises(SaveError, match=r"metrics\.jsonl"):
-        reporter(run, heard, clock).stage("loading")
+        close(report, run)
+
+
+def test_events_that_had_to_wait_are_written_in_their_order_none_missing_and_none_twice(
+    run: RunFolder, heard: Heard, clock: FakeClock
+) -> None:
+    report = reporter(run, heard, clock)
+    live_through(run, report, clock, range(1, 3))
+    told = run.metrics_jsonl.rename(run.path / "told")
+    run.metrics_jsonl.mkdir()
+    live_through(run, report, clock, range(3, 5))
+    run.metrics_jsonl.rmdir()
+    told.rename(run.metrics_jsonl)
+    live_through(run, report, clock, range(5, 7))
+    events = [json.loads(line) for line in run.metrics_jsonl.read_text().splitlines()]
+    assert [event["step"] for event in events if event["event"] == "train"] == [1, 2, 3, 4, 5, 6]
+    assert heard.calls.count(("say", "writing works again")) == 1
+
+
+def test_an_event_is_appended_whole_or_not_at_all(run: RunFolder) -> None:
+    """Where the file may not grow past 100 bytes, as on a disk with little room."""
+    run.metrics_jsonl.write_bytes(b"a" * 89 + b"\n")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with pytest.raises(SaveError):
+            append(run.metrics_jsonl, b"b" * 20 + b"\n")
+        append(run.metrics_jsonl, b"c" * 9 + b"\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+    assert run.metrics_jsonl.read_bytes() == b"a" * 89 + b"\n" + b"c" * 9 + b"\n"
