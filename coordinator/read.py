@@ -8,7 +8,7 @@ from mlxdist.coordinator.chat import ChatTemplate
 from mlxdist.coordinator.config import RunConfig
 from mlxdist.coordinator.encoding import Encoding
 from mlxdist.coordinator.faults import refusal, skipped
-from mlxdist.coordinator.notes import balance_notes, cut_notes, fits_phrase, order_notes, prompt_notes
+from mlxdist.coordinator.notes import balance_notes, cut_notes, fits_phrase, order_notes, prompt_notes, valid_cut_notes
 from mlxdist.coordinator.reading import Progress, ReadFile, read_source
 from mlxdist.coordinator.records import Splits
 from mlxdist.coordinator.rows import StoredRows
@@ -25,7 +25,16 @@ class Dataset:
     valid: StoredRows | None
     notes: tuple[str, ...]
     pad_id: int
-    digest: str  # of every training token and target: the same data give the same, for a resumed run
+
+    @property
+    def digest(self) -> str:
+        """Of every training token and target: the same data give the same, for a resumed run."""
+        return self.train.digest
+
+    @property
+    def valid_digest(self) -> str:
+        """The same of the validation rows; empty without any."""
+        return self.valid.digest if self.valid is not None else ""
 
 
 def read(config: RunConfig, *, progress: Progress) -> Dataset:
@@ -59,8 +68,10 @@ def read_splits(splits: Splits, encoding: Encoding, *, progress: Progress) -> Da
     notes += said
     for check in checks(files[0], train, encoding):
         notes += check()
+    if splits.valid is not None:
+        notes += valid_cut_notes(files[1].store.lengths, encoding.config.batch, encoding.config.method)
     notes += template_notes(files[0], encoding)
-    return Dataset(train, valid, tuple(notes), encoding.tokenizer.pad_id, files[0].store.digest)
+    return Dataset(train, valid, tuple(notes), encoding.tokenizer.pad_id)
 
 
 def parted(

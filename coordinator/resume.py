@@ -1,21 +1,42 @@
-"""Whether a run may go on under the configuration that it is resumed with: what differs, and what that means."""
+"""Whether a run may go on under what it is resumed with: what differs from before, and what that means."""
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mlxdist.coordinator.config import RunConfig, as_json
 from mlxdist.coordinator.config_keys import flat
+from mlxdist.coordinator.references import References, unknown
 from mlxdist.coordinator.run_folder import RunFolder
+from mlxdist.coordinator.state import FILE, Best, State, load_state
 from mlxdist.protocol.errors import UserError
 
-# Keys that change how long a run is, what it says and what it keeps, but not what a step means. The data are compared
-# by what was read from them, so that they may have moved.
-FREE = ("output", "data.", "timing.")
+# Keys that change how long a run is, what it says and what it keeps, but not what a step means. The data and the model
+# are compared by what was read from them, so that they may have moved.
+FREE = ("model", "output", "data.", "timing.")
 FREE_OF_TRAIN = (
     *("steps", "passes", "max_hours", "report_every", "eval_every", "eval_rows", "save_every", "keep_checkpoints"),
-    *("best_by", "early_stop_evals", "report_memory"),
+    *("best_by", "early_stop_evals", "report_memory", "audit"),
 )
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What an earlier life of the run has saved: its last state, and what that belongs to."""
+
+    state: State
+    about: Mapping[str, Any]
+
+
+def earlier_life(folder: RunFolder) -> Earlier | None:
+    """The last state that was saved; None where a life ended before it saved one, and the run begins anew.
+
+    Raises UserError for a state that cannot be read, and for a finished run without one.
+    """
+    if not (folder.state / FILE).exists() and not folder.adapters.exists():
+        return None
+    return Earlier(*load_state(folder))
 
 
 def resume_notes(folder: RunFolder, config: RunConfig, data_digest: str) -> list[str]:
@@ -38,6 +59,41 @@ def resume_notes(folder: RunFolder, config: RunConfig, data_digest: str) -> list
             "Give back the old values, or start a new run from its adapter with lora.init_adapter."
         )
     return [f"resumed with another setting: {key} was {old}, is {new}" for key, old, new in changed if key != "output"]
+
+
+def same_bits_as(earlier: Earlier, folder: RunFolder, numerics_id: str) -> None:
+    """Raise UserError where equal settings would give other bits than the run had so far."""
+    if (theirs := earlier.about["numerics_id"]) != numerics_id:
+        raise UserError(
+            f"{folder.path} was trained under other rules, which give other bits (numerics_id {theirs[:12]}, now "
+            f"{numerics_id[:12]}): resume it with the version of mlxdist that began it and the configuration in its "
+            f"{folder.config.name}, or start a new run from its adapter with lora.init_adapter."
+        )
+
+
+def continued(earlier: Earlier, folder: RunFolder, identity: Mapping[str, str], fresh: References) -> State:
+    """The state to go on from. `fresh`: the tables for the rows that there are now, nothing known.
+
+    Raises UserError where the base model, the adapter's tensors, or the number of training rows are others.
+    """
+    for key, what in (("model_hash", "base model's files"), ("manifest", "adapter's tensors")):
+        if earlier.about[key] != identity[key]:
+            raise UserError(
+                f"{folder.path} cannot be resumed: its {what} were others (hash {earlier.about[key][:12]}, now "
+                f"{identity[key][:12]}). Give back the model that it was begun with, or start a new run."
+            )
+    state = earlier.state
+    if state.references.train.shape != fresh.train.shape:
+        raise UserError(f"{folder.path} was trained on other data: resume it with the same rows")
+    if other_validation(earlier, identity):  # what is known of the old rows says nothing of the new ones
+        known = replace(state.references, valid=unknown(0, *fresh.valid.shape).valid)
+        return replace(state, references=known, best=Best(), eval_rows=0)
+    return state
+
+
+def other_validation(earlier: Earlier, identity: Mapping[str, str]) -> bool:
+    """Whether the validation rows are others than before."""
+    return bool(earlier.about["valid_digest"] != identity["valid_digest"])
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:

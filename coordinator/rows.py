@@ -148,6 +148,12 @@ class StoredRows:
         return len(self._picks)
 
     @property
+    def digest(self) -> str:
+        """SHA-256 over every token and target of the store, and which of its rows these are."""
+        picks = np.ascontiguousarray(self._picks, dtype="<i8").tobytes()
+        return hashlib.sha256(self._store.digest.encode() + picks).hexdigest()
+
+    @property
     def lengths(self) -> npt.NDArray[np.int32]:
         """[N] tokens before any cut."""
         return self._lengths

@@ -6,10 +6,12 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
 
 from mlxdist.coordinator import begin
+from mlxdist.coordinator.audit import Audit
 from mlxdist.coordinator.begin import count, method_of
 from mlxdist.coordinator.cluster import Cluster
 from mlxdist.coordinator.config import RunConfig, as_json
@@ -22,15 +24,16 @@ from mlxdist.coordinator.launch import LocalNodes
 from mlxdist.coordinator.open_run import open_run
 from mlxdist.coordinator.order import total_steps
 from mlxdist.coordinator.read import Dataset, read
-from mlxdist.coordinator.report import Reporter, Status
-from mlxdist.coordinator.resume import resume_notes
+from mlxdist.coordinator.report import Reporter, Status, Summary
+from mlxdist.coordinator.resume import Earlier, continued, earlier_life, other_validation, resume_notes, same_bits_as
 from mlxdist.coordinator.rules import NodeNews, Rules
-from mlxdist.coordinator.run_folder import RunFolder, write_json
+from mlxdist.coordinator.run_folder import RunFolder, append, write_json
 from mlxdist.coordinator.saving import Saver
 from mlxdist.coordinator.sockets import RouterHub
 from mlxdist.coordinator.spec import run_spec
+from mlxdist.coordinator.state import identity_of
 from mlxdist.coordinator.train import Run, train
-from mlxdist.protocol.errors import MlxdistError
+from mlxdist.protocol.errors import MlxdistError, SaveError
 from mlxdist.protocol.transport import CONTROL, DATA
 
 INTERRUPTED = 130
@@ -57,25 +60,39 @@ def run(config: RunConfig, hosts: Hosts, *, resume: bool, environ: Mapping[str, 
         report = Reporter(folder, display, clock=time.monotonic)
         try:
             dataset = read(config, progress=report.stage)
-            if resume:
+            earlier = earlier_life(folder) if resume else None
+            notes = []
+            if earlier is not None:
                 config = kept_settings(folder, config)
-                for sentence in resume_notes(folder, config, dataset.digest):
-                    report.note(sentence)
-            return _with_nodes(config, hosts, folder, dataset, report, resume)
+                notes = resume_notes(folder, config, dataset.digest)
+            elif resume:
+                notes = ["the run had ended before anything was saved, and begins again at its first step"]
+            dataset = replace(dataset, notes=(*notes, *dataset.notes))
+            return _with_nodes(config, hosts, folder, dataset, report, earlier, resume)
         except KeyboardInterrupt:
-            report.note("interrupted before the first step: there is nothing to save")
+            report.note("interrupted before a step was taken: there is nothing new to save")
             return INTERRUPTED
 
 
 def _with_nodes(
-    config: RunConfig, hosts: Hosts, folder: RunFolder, dataset: Dataset, report: Reporter, resume: bool
+    config: RunConfig,
+    hosts: Hosts,
+    folder: RunFolder,
+    dataset: Dataset,
+    report: Reporter,
+    earlier: Earlier | None,
+    resume: bool,
 ) -> int:
     bind = "127.0.0.1" if hosts.coordinator.bind in ("auto", "localhost") else hosts.coordinator.bind
     rows = [each for each in (dataset.train, dataset.valid) if each is not None]
     fitted = fit(config, rows, hosts.nodes, this_machine())
     config = fitted.config
-    hub = RouterHub(bind, hosts.coordinator.port)
     spec = run_spec(config)
+    if earlier is not None:
+        same_bits_as(earlier, folder, spec.numerics_id)
+    hub = RouterHub(bind, hosts.coordinator.port)
+    if resume:
+        report.resume_after(earlier.state.step if earlier is not None else 0)
     rules = Rules(
         run=f"{config.output.name}-{uuid.uuid4().hex[:8]}",
         incarnation=time.time_ns(),
@@ -96,7 +113,13 @@ def _with_nodes(
         launched=frozenset(node.name for node in hosts.nodes),
     )
     nodes = LocalNodes(folder.logs, config.timing.stop_seconds, config.timing.restart_seconds)
-    fleet = Fleet(Cluster(rules), hub, on_news=lambda news: tell(news, report, folder), watch=nodes.watch)
+    fleet = Fleet(
+        Cluster(rules),
+        hub,
+        on_news=lambda news: tell(news, report, folder),
+        watch=nodes.watch,
+        audit=Audit(config.train.audit, config.batch.seed),
+    )
     farewell = "the run is over"
     try:
         report.stage(f"starting {count(len(hosts.nodes), 'node')}" if hosts.nodes else "waiting for nodes")
@@ -104,9 +127,14 @@ def _with_nodes(
         introduction = fleet.wait_for_model()
         manifest = introduction.manifest
         method = method_of(config, dataset.train, dataset.valid)
-        state = begin.first_state(config, manifest, folder, resume, spec.numerics_id, method)
-        if resume:
-            report.resume_after(state.step)
+        identity = identity_of(spec.numerics_id, manifest, introduction.model_hash, dataset.valid_digest)
+        if earlier is None:
+            state = begin.first_state(config, manifest, method)
+        else:
+            state = continued(earlier, folder, identity, method.references)
+            method.references = state.references
+            if dataset.valid is not None and other_validation(earlier, identity):
+                report.note("the validation rows are others than before: their best evaluation is looked for anew")
         if (reference := begin.reference(config, folder, state)) is not None:
             fleet.send_reference(reference)
         fleet.send_adapter(state.step, state.adapter)
@@ -115,7 +143,7 @@ def _with_nodes(
         )
         promise = fleet.promise()
         steps = total_steps(config.train, len(dataset.train), config.batch, config.method)
-        saver = Saver(folder, config, manifest, spec.numerics_id, report)
+        saver = Saver(folder, config, manifest, identity, report)
         write_json(
             folder.config,
             {
@@ -142,17 +170,18 @@ def _with_nodes(
         )
         try:
             state = train(loop, state)
+            saver.final(state, lambda: report.summary(**_summary(saver, config, "done")))
         except KeyboardInterrupt:
             farewell = "the run was interrupted"
-            message = f"interrupted after step {saver.saved_step}; saved in {folder.path}. Go on with: --resume"
+            done = f"after step {saver.saved_step}; saved in {folder.path}" if saver.saved_step >= 0 else "unsaved"
+            message = f"interrupted {done}. Go on with: --resume"
             finish(report, saver, config, message, "interrupted")
             return INTERRUPTED
         except MlxdistError as error:
             farewell = "the run failed"
             finish(report, saver, config, str(error), "failed")
             raise
-        saver.final(state)
-        for sentence in begin.saved_sentences(state):
+        for sentence in (*begin.saved_sentences(state), *begin.audit_sentences(config, fleet.audited)):
             report.note(sentence)
         finish(report, saver, config, f"all {state.step} steps are done; the adapter is in {folder.path}", "done")
         return 0
@@ -162,23 +191,35 @@ def _with_nodes(
 
 
 def finish(report: Reporter, saver: Saver, config: RunConfig, message: str, status: Status) -> None:
-    """The last event and metrics.json."""
-    report.done(
-        message,
-        status=status,
-        config=as_json(config),
-        applied_ranks=saver.applied_ranks(),
-        checkpoints=saver.checkpoints(),
-    )
+    """The last event and metrics.json; that it cannot be written hides no other failure."""
+    try:
+        report.done(message, **_summary(saver, config, status))
+    except SaveError as error:
+        report.could_not_save("summary", error)
+
+
+def _summary(saver: Saver, config: RunConfig, status: Status) -> Summary:
+    return {
+        "status": status,
+        "config": as_json(config),
+        "applied_ranks": saver.applied_ranks(),
+        "checkpoints": saver.checkpoints(),
+    }
 
 
 def tell(news: NodeNews, report: Reporter, folder: RunFolder) -> None:
     """A node's news: its own lines to its log, the rest to the report."""
     if news.log:
-        with (folder.logs / f"{news.name}.log").open("a", encoding="utf-8") as log:
-            log.write(news.message + "\n")
+        try:
+            append(folder.logs / f"{news.name}.log", f"{news.message}\n".encode())
+        except SaveError as error:
+            report.could_not_save("log", error)
+        else:
+            report.saved("log")
+    elif not news.name:
+        report.paused(news)
     else:
-        report.node(news.name, news.state, "" if news.message == news.state else news.message)
+        report.node(news if news.cause != news.state else replace(news, cause=""))
 
 
 @contextmanager

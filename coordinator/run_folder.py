@@ -109,6 +109,25 @@ def write_bytes(path: Path, data: bytes) -> None:
     write_aside(path, lambda stream: _put(stream, data))
 
 
+def append(path: Path, data: bytes) -> None:
+    """Add `data` to the end of `path`, whole or not at all. Raises SaveError, with the file as it was."""
+    with saving(path), path.open("ab", buffering=0) as stream:
+        size = stream.seek(0, os.SEEK_END)
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[stream.write(rest) :]
+        except BaseException:
+            stream.truncate(size)
+            raise
+
+
+def sync_file(path: Path) -> None:
+    """Flush what was appended to a file, if there is one, to the disk. Raises SaveError."""
+    with saving(path), suppress(FileNotFoundError), path.open("rb") as stream:
+        os.fsync(stream.fileno())
+
+
 def finite(value: object) -> object:
     """`value` with every NaN and infinity replaced by None, in lists and mappings too."""
     if isinstance(value, float):
@@ -137,12 +156,13 @@ def saving(path: Path) -> Iterator[None]:
     except OSError as error:
         kept = "The one from before is kept." if path.is_file() else "Nothing was written."
         if error.errno in _FULL:
-            cause, remedy = "the disk is full", "Free some space, then go on with --resume."
+            cause, cure = "the disk is full", "free some space"
         elif error.errno in _FORBIDDEN:
-            cause, remedy = "this user may not write there", "Mend the permissions or name another `output`."
+            cause, cure = "this user may not write there", "mend the permissions or name another `output`"
         else:
-            cause, remedy = error.strerror or str(error), "Check the disk, then go on with --resume."
-        raise SaveError(f"Could not write {path}: {cause}. {kept} {remedy}") from error
+            cause, cure = error.strerror or str(error), "check the disk"
+        remedy = cure[0].upper() + cure[1:] + ", then go on with --resume."
+        raise SaveError(f"Could not write {path}: {cause}. {kept}", remedy, cure) from error
 
 
 def _put(stream: BinaryIO, data: bytes) -> None:

@@ -1,6 +1,7 @@
 """What --resume needs, in one file, whole or not there: the adapter, AdamW's moments, the cursor, the best."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ from mlxdist.coordinator.optimize import Moments
 from mlxdist.coordinator.references import References, unknown
 from mlxdist.coordinator.run_folder import RunFolder, write_bytes
 from mlxdist.protocol.errors import UserError
+from mlxdist.protocol.manifest import Manifest, identity
 from mlxdist.protocol.vectors import Vector
 
 FILE = "resume.safetensors"
-VERSION = 1
+VERSION = 2
 TENSORS = ("adapter", "first_moment", "second_moment", "references", "valid_references")
 
 
@@ -44,8 +46,8 @@ class State:
         return self.moments.step
 
 
-def save_state(run: RunFolder, state: State, identity: dict[str, str]) -> None:
-    """Write the state, with `identity` (numerics_id, manifest hash). Raises SaveError; the old one is kept then."""
+def save_state(run: RunFolder, state: State, identity: Mapping[str, str]) -> None:
+    """Write the state, with `identity`: see `identity_of`. Raises SaveError; the old one is kept then."""
     about = {"version": VERSION, "step": state.step, "best": asdict(state.best), "eval_rows": state.eval_rows}
     about |= {"saved_forwards": state.references.saved_forwards, **identity}
     moments, references = state.moments, state.references
@@ -53,6 +55,16 @@ def save_state(run: RunFolder, state: State, identity: dict[str, str]) -> None:
     tensors = dict(zip(TENSORS, values, strict=True))
     metadata = {"mlxdist": json.dumps(about, sort_keys=True)}
     write_bytes(run.state / FILE, save(tensors, metadata))
+
+
+def identity_of(numerics_id: str, manifest: Manifest, model_hash: str, valid_digest: str) -> dict[str, str]:
+    """What a state belongs to: the rules that fix the bits, the adapter's tensors, the base model, validation rows."""
+    return {
+        "numerics_id": numerics_id,
+        "manifest": identity(manifest),
+        "model_hash": model_hash,
+        "valid_digest": valid_digest,
+    }
 
 
 def load_state(run: RunFolder) -> tuple[State, dict[str, Any]]:

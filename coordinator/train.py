@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 
+from mlxdist.coordinator.audit import TaintedError
 from mlxdist.coordinator.config import RunConfig, warmup_steps
 from mlxdist.coordinator.evaluate import Validation
 from mlxdist.coordinator.fleet import Fleet
-from mlxdist.coordinator.method import Method, all_tokens, supervised_tokens
+from mlxdist.coordinator.method import Method, StepAnswer, all_tokens, supervised_tokens
 from mlxdist.coordinator.optimize import adamw, clip
 from mlxdist.coordinator.order import Step, steps
 from mlxdist.coordinator.phrases import StepReport
@@ -46,16 +47,19 @@ class Run:
 def train(run: Run, state: State) -> State:
     """Take the steps that are left after `state`, and return the state after the last one.
 
-    An interrupt (KeyboardInterrupt) saves the last whole step and is raised again. Raises NonFiniteError, NodeError,
-    SaveError; no step is half taken then.
+    An interrupt (KeyboardInterrupt) saves the last whole step, its evaluation included, and is raised again. Raises
+    NonFiniteError and NodeError; no step is half taken then.
     """
     train_ = run.config.train
-    began = run.clock()
+    if stops_early(train_.early_stop_evals, state):  # a resumed run that had come to its end
+        return state
+    began, whole = run.clock(), state
+    recomputed = run.fleet.leaves_recomputed()
     run.fleet.send_adapter(state.step, state.adapter)
     try:
         for step in islice(run.order(), state.step, run.total_steps):
             step_began = run.clock()
-            answer = run.method.gradient(run.fleet, step, state.step)
+            answer = whole_gradient(run, step, state.step)
             gradient, grad_norm = clip(answer.grad_sum, answer.weight, train_.max_grad_norm)
             rate = step_learning_rate(run.config, step.number, run.total_steps)
             adapter, moments = adamw(
@@ -72,6 +76,7 @@ def train(run: Run, state: State) -> State:
 
             seconds = run.clock() - step_began
             tokens = supervised_tokens(answer.leaves)
+            before, recomputed = recomputed, run.fleet.leaves_recomputed()
             run.report.train(
                 StepReport(
                     step=state.step,
@@ -85,6 +90,7 @@ def train(run: Run, state: State) -> State:
                     seconds=seconds,
                     peak_gb=run.fleet.peak_gb(),
                     say_memory=train_.report_memory,
+                    leaves_recomputed=recomputed - before,
                     extra={name: value for name, value in answer.metrics.items() if name != "loss"},
                 )
             )
@@ -97,13 +103,24 @@ def train(run: Run, state: State) -> State:
             if run.validation.due(state.step, last):
                 evaluation, state = run.validation.evaluate(run.fleet, state, seconds)
                 run.saver.checkpoint(state, evaluation)
+            last = last or stops_early(train_.early_stop_evals, state)
             run.saver.save_if_due(state, last)
-            if last or stops_early(train_.early_stop_evals, state):
+            whole = state
+            if last:
                 break
     except KeyboardInterrupt:
-        run.saver.save(state)
+        run.saver.save(whole)  # a step without its evaluation would not be evaluated after --resume either
         raise
     return state
+
+
+def whole_gradient(run: Run, step: Step, adapter_version: int) -> StepAnswer:
+    """The step's gradient sum, from nodes that no audit of the step has found wrong."""
+    while True:
+        try:
+            return run.method.gradient(run.fleet, step, adapter_version)
+        except TaintedError:
+            continue  # one node fewer each time
 
 
 def step_learning_rate(config: RunConfig, step: int, total_steps: int | None) -> float:

@@ -17,9 +17,13 @@ Every message says what, where and what to do.
 
 
 class MlxdistError(Exception):
-    """The root: whatever the run cannot recover from. Carries the command's exit code."""
+    """The root: whatever the run cannot recover from. Carries the command's exit code, and the leaf at fault if any."""
 
     exit_code = 1
+
+    def __init__(self, *message: object, leaf: int | None = None) -> None:
+        super().__init__(*message)
+        self.leaf = leaf
 
 
 class UserError(MlxdistError):
@@ -61,4 +65,12 @@ class NonFiniteError(MlxdistError):
 
 
 class SaveError(MlxdistError):
-    """A file that could not be written; what was there before is kept."""
+    """A file that could not be written; what was there before is kept.
+
+    `what` says which, why and what is kept; `cure` what to do while the run goes on and tries again, as "free some
+    space"; `remedy` the same as a sentence for a run that ends.
+    """
+
+    def __init__(self, what: str, remedy: str = "", cure: str = "check the disk") -> None:
+        super().__init__(f"{what} {remedy}".strip())
+        self.what, self.cure = what, cure

@@ -6,12 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlxdist.coordinator.begin import first_state, method_of, reference
+from mlxdist.coordinator.begin import method_of, reference
 from mlxdist.coordinator.method import Method
 from mlxdist.coordinator.optimize import no_moments
+from mlxdist.coordinator.resume import continued, earlier_life
 from mlxdist.coordinator.run_folder import RunFolder
 from mlxdist.coordinator.spec import run_spec
-from mlxdist.coordinator.state import State, save_state
+from mlxdist.coordinator.state import State, identity_of, save_state
 from mlxdist.node import model as models
 from mlxdist.protocol.errors import NonFiniteError
 from tests.preference_cases import BATCH, case_of, labelled, pairs
@@ -22,6 +23,9 @@ from tests.watched import Recorder, Watched, leaves_without_reference
 @pytest.fixture
 def engines() -> list[Watched]:
     return [Watched() for _ in range(3)]
+
+
+IDENTITY = identity_of("same", (), "model", "")
 
 
 # ---- resumed
@@ -35,7 +39,7 @@ class SavesAfter2(Recorder):
     def save_if_due(self, state: State, last: bool) -> None:
         super().save_if_due(state, last)
         if state.step == 2:
-            save_state(self.folder, state, {"numerics_id": "same"})
+            save_state(self.folder, state, IDENTITY)
 
 
 @pytest.mark.parametrize("loss", ["sigmoid", "ipo", "kto"])
@@ -52,10 +56,15 @@ def test_a_resumed_run_has_the_bits_of_an_unbroken_one_and_asks_for_no_reference
     asked = leaves_without_reference(engines)
     for engine in engines:
         engine.asked.clear()
-    config = case.config(model)
-    resumed = train_here(
-        case, model, engines[:2], start=lambda method: first_state(config, (), folder, True, "same", method)
-    )
+
+    def going_on(method: Method) -> State:
+        earlier = earlier_life(folder)
+        assert earlier is not None
+        state = continued(earlier, folder, IDENTITY, method.references)
+        method.references = state.references
+        return state
+
+    resumed = train_here(case, model, engines[:2], start=going_on)
     assert resumed.sha == unbroken.sha
     assert [step.metrics for step in resumed.steps] == [step.metrics for step in unbroken.steps[2:]]
     assert np.array_equal(resumed.method.references.train, unbroken.method.references.train)
@@ -103,9 +112,10 @@ def test_a_loss_that_is_not_finite_names_its_leaf_and_rows_and_takes_no_step(
     recorder = Recorder()
     with pytest.raises(NonFiniteError) as caught:
         train_here(case, model, engines[:2], make=make, recorder=recorder)  # type: ignore[arg-type]
-    branches = 2 if loss == "sigmoid" else 1
-    named = ", ".join(str(each) for each in second_leaf for _ in range(branches))
-    assert f"step 2, leaf 1, rows {named}" in str(caught.value)
+    ids, places = ", ".join(map(str, second_leaf)), ", ".join(f"rows.jsonl:{each + 1}" for each in second_leaf)
+    assert f"NaN or Inf in leaf 1 of step 2 (rows {ids}), on node-" in str(caught.value)
+    assert {name for name in ("node-0", "node-1") if name in str(caught.value)} == {"node-0", "node-1"}
+    assert str(caught.value).endswith(f"The leaf holds {places}")
     assert len(recorder.states) == 1  # step 1 was taken, step 2 was not
     assert train_here(case, model, engines[:2]).sha == train_here(case, model, [Watched()]).sha
 
@@ -120,5 +130,8 @@ def test_a_kl_pair_that_is_not_finite_is_named_before_the_reference_point(model:
         return State(vector, no_moments(len(vector)), method.references)
 
     first, second = case.order()[0].windows[0][:2]
-    with pytest.raises(NonFiniteError, match=f"KL pairs of step 1, leaf 0, rows {first}, {second}"):
+    named = (
+        rf"KL pairs of leaf 0 of step 1 \(rows {first}, {second}\): .* rows.jsonl:{first + 1}, rows.jsonl:{second + 1}"
+    )
+    with pytest.raises(NonFiniteError, match=named):
         train_here(case, model, engines[:1], start=broken)
