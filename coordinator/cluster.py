@@ -215,6 +215,13 @@ class Cluster:
             self.members.tell(self.nodes[slow.node], what, f"{attempt.node} computes them too")
             self._send_work(attempt)
 
+    def slept(self, seconds: float, now: float) -> None:
+        """This process did nothing for so long, up to now: that time is held against nobody, and measures nothing."""
+        self.members.slept(seconds, now)
+        self._transfers.forget()
+        for attempt in self.round.attempts.values() if self.round is not None else ():
+            attempt.began = min(attempt.began + seconds, now)
+
     def unreachable(self, parcel: Parcel, now: float) -> None:
         """A message could not be sent."""
         self.members.unreachable(parcel.channel, parcel.peer, now)

@@ -266,8 +266,7 @@ class Fleet:
         with self._changed:
             now = self._clock()
             if now - self._pumped > timeout + self._cluster.rules.beat_seconds:
-                # This process did nothing meanwhile (asleep, stopped): the nodes' silence is not theirs.
-                self._cluster.members.slept(now - self._pumped)
+                self._cluster.slept(now - self._pumped, now)
             self._pumped = now
             for parcel in parcels:
                 self._cluster.receive(parcel, now)

@@ -216,13 +216,19 @@ class Membership:
             if not node.gone and channel == DATA and node.data == peer and node.data_closed is None:
                 node.data_closed = now
 
-    def slept(self, seconds: float) -> None:
+    def slept(self, seconds: float, now: float) -> None:
         """The coordinator itself did nothing for so long: nobody's silence in that time counts."""
+
+        def later(time: float) -> float:
+            return min(time + seconds, now)  # what was noted since it woke is not of the future
+
         for node in self.nodes.values():
-            node.last_beat += seconds
-            node.progressed += seconds
-            node.closed = None if node.closed is None else node.closed + seconds
-            node.data_closed = None if node.data_closed is None else node.data_closed + seconds
+            node.last_beat, node.progressed = later(node.last_beat), later(node.progressed)
+            node.closed = None if node.closed is None else later(node.closed)
+            node.data_closed = None if node.data_closed is None else later(node.data_closed)
+        if seconds > self.rules.suspect_seconds:
+            cause = f"the coordinator did nothing for {seconds:.3g} s (asleep, or stopped)"
+            self.news.append(NodeNews("", "awake", cause, action="nobody's silence in that time counts"))
 
     # ---- going
 
