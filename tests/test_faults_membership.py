@@ -127,6 +127,9 @@ def test_with_the_last_node_lost_the_run_waits_and_goes_on_with_a_new_one(
     story = told(folder).splitlines()
     lost = next(i for i, line in enumerate(story) if line.startswith("a dead its connection was closed"))
     assert story[lost].endswith("; leaves [0, 8) go to others")
+    (change,) = [event for event in events(folder, "node") if event["name"] == "a" and event["state"] == "dead"]
+    assert str(change["cause"]).startswith("its connection was closed")
+    assert (change["action"], change["leaves"]) == ("leaves [0, 8) go to others", [[0, 8]])
     paused = story.index("run says paused: 0 of at least 1 nodes can work; waiting for more")
     joined = story.index("b ready ")
     going = next(i for i, line in enumerate(story) if line.startswith("run says going on after "))
