@@ -431,12 +431,13 @@ class Cluster:
 
     def _send_again(self, node: Node) -> None:
         """An adapter arrived damaged: both go once more."""
-        if node.state is NodeState.LOADING or self._adapter is None:
+        if not node.has_reference and node.adapter_version < 0:
             raise WireError("no adapter was sent to it")
         self._spoiled(node)
         node.adapter_version, node.has_reference = -1, False
         self._send_reference(node)
-        self._send_adapter(node)
+        if self._adapter is not None:
+            self._send_adapter(node)
 
     def _spoiled(self, node: Node) -> None:
         node.spoiled += 1
