@@ -401,8 +401,9 @@ class World:
         if isinstance(message, m.VectorBlock | m.VectorEnd):
             message = self.offers.get((life, message.stream), message)
         match message:
-            case m.LeafAnswer(step=step, attempt=attempt, adapter_version=version) | m.VectorOffer(
-                step=step, attempt=attempt, adapter_version=version
+            case (
+                m.LeafAnswer(step=step, attempt=attempt, adapter_version=version)
+                | m.VectorOffer(step=step, attempt=attempt, adapter_version=version)
             ):
                 return (step, version) != (self.step, self.step) or not self._lives(attempt, node.name)
             case m.Fault(kind="nonfinite", step=step, attempt=attempt):

@@ -4,7 +4,7 @@ The world of tests/sim_world.py looks at the laws after every move; here is what
 """
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
