@@ -480,7 +480,8 @@ class World:
         for attempt in current.attempts.values() if current is not None else ():
             node = self.cluster.nodes[attempt.node]
             can = node.state in (NodeState.READY, NodeState.BUSY, NodeState.SUSPECT)
-            assert can and not node.spent, f"{node.name} is {node.state.value} and has {attempt}"
+            assert can, f"{node.name} is {node.state.value} and has {attempt}"
+            assert not node.spent, f"{node.name}'s worker has ended, and has {attempt}"
             assert not attempt.alone or current is None or current.of(node.name) == [attempt], "not alone"
 
     def _memory_is_bounded(self) -> None:
