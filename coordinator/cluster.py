@@ -325,6 +325,11 @@ class Cluster:
             what = f"{payload.nbytes} bytes in {message.columns} columns for {rows} rows"
             raise WireError(f"the answer to leaf {message.leaf} has {what}")
         numbers = np.frombuffer(payload, np.float32).reshape(rows, message.columns)
+        if current.request.verb == "score" and not np.isfinite(numbers).all() and message.leaf not in current.nonfinite:
+            # The same again is what it is, and for whoever asked: a validation loss may be infinite, KTO's z0 may not.
+            self.members.tell(node, self.work.nonfinite(attempt, message.leaf), "computed once more")
+            self._after_result([attempt])
+            return
         done = current.answer(attempt, message.leaf, numbers)
         node.leaves_done += 1
         node.peak_bytes = max(node.peak_bytes, message.peak_bytes)
@@ -444,6 +449,7 @@ class Cluster:
         if node.state is NodeState.LOADING or self._adapter is None:
             raise WireError("no adapter was sent to it")
         self._spoiled(node)
+        self.members.tell(node, "an adapter arrived damaged there", "sent again")
         node.adapter_version, node.has_reference = -1, False
         self._send_reference(node)
         self._send_adapter(node)
