@@ -1,37 +1,46 @@
-"""Which node gets which leaves: contiguous runs, weighed by measured speed and by what an extra partial costs."""
+"""Which node gets which leaves: contiguous runs, weighed by measured times and by what an extra partial costs."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from mlxdist.protocol.tree import Span, subtrees
 
 MAX_UNITS = 48  # split points considered; more leaves are first grouped into whole subtrees
 
 
-def assign(
-    costs: Sequence[float], speeds: Mapping[str, float], partial_seconds: float, run: Span | None = None
-) -> dict[str, Span]:
-    """Runs of leaves per node, in the order of `speeds`, so that the slowest node is done as early as possible.
+@dataclass(frozen=True)
+class NodeSeconds:
+    """What a node would take, in seconds: for each leaf of the step, per partial, and before its first leaf."""
 
-    `costs`: tokens per leaf of the whole step. `speeds`: tokens per second per node, all > 0. `run`: the leaves to give
-    away, when they are not all. A node that gets nothing is left out. Of equally fast splits one with few partials is
-    taken, then one that is even in leaves.
+    leaves: Sequence[float]
+    partial: float = 0.0
+    start: float = 0.0
+
+    def of(self, run: Span) -> float:
+        """For a run of leaves and the partials over it."""
+        return self.start + sum(self.leaves[run.start : run.stop]) + self.partial * _pieces(len(self.leaves), run)
+
+
+def assign(nodes: Mapping[str, NodeSeconds], run: Span | None = None) -> dict[str, Span]:
+    """Runs of leaves per node, in the order of `nodes`, so that the slowest node is done as early as possible.
+
+    `run`: the leaves to give away, when they are not all of the step's. A node that gets nothing is left out. Of
+    equally fast splits one with few partials is taken, then one that is even in leaves.
     """
-    total, names = len(costs), tuple(speeds)
+    total = len(next(iter(nodes.values())).leaves)
     run = run or Span(0, total)
     unit = 1
     while -(-len(run) // unit) > MAX_UNITS:
         unit *= 2  # a run of whole power-of-two groups has few subtrees
     edges = [run.start, *range((run.start // unit + 1) * unit, run.stop, unit), run.stop]
-    prefix = [0.0]
-    for start, stop in pairwise(edges):
-        prefix.append(prefix[-1] + sum(costs[start:stop]))
 
     # best[j]: the least (finish time, partials, leaves squared) of giving the first j units to the nodes so far
     best: list[tuple[float, int, int] | None] = [(0.0, 0, 0)] + [None] * (len(edges) - 1)
     choices: list[list[int]] = []
-    for name in names:
+    for node in nodes.values():
+        prefix = list(accumulate((sum(node.leaves[a:b]) for a, b in pairwise(edges)), initial=0.0))
         reached: list[tuple[float, int, int] | None] = [None] * len(edges)
         choice = [0] * len(edges)
         for j in range(len(edges)):
@@ -39,10 +48,12 @@ def assign(
                 before = best[i]
                 if before is None:
                     continue
-                pieces = _pieces(total, edges[i], edges[j])
-                seconds = (prefix[j] - prefix[i]) / speeds[name] + pieces * partial_seconds
-                leaves = edges[j] - edges[i]
-                after = (max(before[0], seconds), before[1] + pieces, before[2] + leaves * leaves)
+                after = before
+                if i < j:
+                    pieces = _pieces(total, Span(edges[i], edges[j]))
+                    seconds = node.start + (prefix[j] - prefix[i]) + pieces * node.partial
+                    leaves = edges[j] - edges[i]
+                    after = (max(before[0], seconds), before[1] + pieces, before[2] + leaves * leaves)
                 known = reached[j]
                 if known is None or after < known:
                     reached[j], choice[j] = after, i
@@ -51,14 +62,14 @@ def assign(
 
     runs: dict[str, Span] = {}
     j = len(edges) - 1
-    for name, choice in zip(reversed(names), reversed(choices), strict=True):
+    for name, choice in zip(reversed(list(nodes)), reversed(choices), strict=True):
         i = choice[j]
         if i < j:
             runs[name] = Span(edges[i], edges[j])
         j = i
-    return {name: runs[name] for name in names if name in runs}
+    return {name: runs[name] for name in nodes if name in runs}
 
 
 @lru_cache(maxsize=65536)
-def _pieces(total: int, start: int, stop: int) -> int:
-    return len(subtrees(total, Span(start, stop))) if start < stop else 0
+def _pieces(total: int, run: Span) -> int:
+    return len(subtrees(total, run))

@@ -11,6 +11,7 @@ from mlxdist.coordinator.advice import learning_rate_advice
 from mlxdist.coordinator.config import RunConfig
 from mlxdist.coordinator.method import Method, Sft
 from mlxdist.coordinator.optimize import no_moments
+from mlxdist.coordinator.plan_steps import busy_nodes, size_for_all
 from mlxdist.coordinator.preference import Dpo, Kto
 from mlxdist.coordinator.references import unknown
 from mlxdist.coordinator.rows import PairedRows, Rows
@@ -72,11 +73,14 @@ def plan_sentences(config: RunConfig, manifest: Manifest, rows: int, steps: int 
         f"{count(ready, 'node')}; {count(rows, unit)} of data; {elements:,} trainable parameters, "
         f"{4 * elements / 1e6:.2g} MB a partial"
     )
-    if leaves < ready:
+    used = busy_nodes(leaves, ready)
+    if used < ready:
         yield (
-            f"a step has {count(leaves, 'leaf', 'leaves')} for {count(ready, 'node')}: {ready - leaves} will idle; "
-            f"batch.size = {ready * batch.micro_size} would use all"
+            f"a step has {count(leaves, 'leaf', 'leaves')} for {count(ready, 'node')}, and takes no longer with {used}"
+            f": {ready - used} will idle; batch.size = {size_for_all(batch, ready)} would use all"
         )
+    if config.train.audit and ready < 2:
+        yield f"train.audit = {config.train.audit:g} needs a second node: nothing is audited until one joins"
     if advice := learning_rate_advice(config.method, config.train.learning_rate):
         yield advice
 
@@ -86,6 +90,12 @@ def saved_sentences(state: State) -> Iterator[str]:
     if state.references.saved_forwards:
         saved = count(state.references.saved_forwards, "reference forward")
         yield f"{saved} saved by keeping the log-probs of rows seen before"
+
+
+def audit_sentences(config: RunConfig, audited: int) -> Iterator[str]:
+    """How many leaves were audited, said at the end."""
+    if config.train.audit:
+        yield f"{count(audited, 'leaf', 'leaves')} audited: computed on a second node too, and compared"
 
 
 def count(number: int, one: str, many: str = "") -> str:

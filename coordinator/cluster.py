@@ -19,8 +19,9 @@ from mlxdist.coordinator.roster import Node
 from mlxdist.coordinator.rounds import Attempt, Request, Round, leaf_tokens
 from mlxdist.coordinator.rules import NodeNews, Rules
 from mlxdist.coordinator.sharing import Split
+from mlxdist.coordinator.speeds import Transfers
 from mlxdist.coordinator.uploads import DamagedError, Uploads
-from mlxdist.coordinator.work import Work, said
+from mlxdist.coordinator.work import Work
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import ConfigError, MismatchError, MlxdistError, NodeError, StaleError, WireError
@@ -28,11 +29,12 @@ from mlxdist.protocol.leaves import Leaf, pack_leaf
 from mlxdist.protocol.manifest import Manifest
 from mlxdist.protocol.numerics import CANARY_TIMES
 from mlxdist.protocol.states import NodeEvent, NodeState
-from mlxdist.protocol.transport import CONTROL, DATA, Parcel
+from mlxdist.protocol.transport import CONTROL, DATA, Parcel, is_probe
 from mlxdist.protocol.tree import Span
 from mlxdist.protocol.vectors import OutgoingVector, Vector, digest
 from mlxdist.protocol.wire import Buffer, decode, encode
 
+LEAST_SECONDS = 1e-6  # of a partial on its way
 SPOILED = 5  # vectors of a worker that came with another hash, after which it is started anew
 
 
@@ -53,10 +55,14 @@ class Cluster:
     _adapter: tuple[int, Vector, str] | None = None  # version, values, digest
     _reference: tuple[Vector, str] | None = None
     _streams: int = 0
+    _paused_at: float = 0.0
+    _transfers: Transfers = field(default_factory=Transfers)
 
     def __post_init__(self) -> None:
         self.work = Work(self.rules, self.split)
-        self.members = Membership(self.rules, self._send, self._on_lost, self._at_work, self._in_work)
+        self.members = Membership(
+            self.rules, self._send, self._on_lost, self._at_work, self._in_work, self.work.survived
+        )
 
     # ---- what the loop asks
 
@@ -95,10 +101,11 @@ class Cluster:
         return self.members.ready()
 
     def set_adapter(self, version: int, vector: Vector) -> None:
-        """A new adapter: it starts on its way to every node that can work. `vector` must not change afterwards."""
+        """A new adapter: it starts on its way to every node that will work. `vector` must not change afterwards."""
         self._adapter = (version, vector, digest(vector))
         for node in self.ready():
-            self._send_adapter(node)
+            if node.name not in self.work.spare:  # a spare one gets it with its first leaf
+                self._send_adapter(node)
 
     def set_reference(self, vector: Vector) -> None:
         """The reference's adapter, sent once per worker. `vector` must not change afterwards."""
@@ -154,6 +161,10 @@ class Cluster:
     def receive(self, parcel: Parcel, now: float) -> None:
         """Take one message. What cannot be accepted is answered, and changes nothing."""
         self.now = now
+        if is_probe(parcel.frames):
+            if parcel.channel == DATA and (node := self.members.by_data(parcel.peer)) is not None:
+                self.members.begin_anew(node, "its data connection broke, and is there again", now)
+            return
         try:
             message, payload = decode(parcel.frames)
         except WireError as error:
@@ -200,8 +211,8 @@ class Cluster:
             slow = next(
                 one for one in self._current().attempts.values() if not one.copy and one.missing & attempt.missing
             )
-            what = f"leaves {attempt.run} take long there, {attempt.node} computes them too"
-            self.members.tell(self.nodes[slow.node], what)
+            what = f"leaves {attempt.run} take long there"
+            self.members.tell(self.nodes[slow.node], what, f"{attempt.node} computes them too")
             self._send_work(attempt)
 
     def unreachable(self, parcel: Parcel, now: float) -> None:
@@ -229,12 +240,13 @@ class Cluster:
             case m.Credit(stream=stream, upto=upto):
                 if download := self._downloads.get((node.name, stream)):
                     download.credit(upto)
-            case m.Received(whole=whole):
-                if not whole:  # an adapter arrived damaged: both go again
-                    self._spoiled(node)
-                    node.adapter_version, node.has_reference = -1, False
-                    self._send_reference(node)
-                    self._send_adapter(node)
+            case m.Received(stream=stream, whole=whole):
+                seconds, version = self._transfers.end("down", node.name, stream, self.now)
+                if whole:
+                    node.speed.sent_down(seconds)
+                    node.adapter_here = max(node.adapter_here, version)
+                else:
+                    self._send_again(node)
             case m.Cancel(attempt=attempt):
                 node.cancelled.discard(attempt)
                 self._share_out()
@@ -248,9 +260,11 @@ class Cluster:
                 raise WireError(f"{type(message).__name__} on the data connection")
 
     def _on_hello(self, node: Node, message: m.Hello, peer: bytes) -> None:
+        if node.data == peer and node.state is NodeState.LOADING:
+            return  # said again while the welcome was on its way
         if node.data is not None:
-            self.members.tell(node, f"its worker connected anew; {self._on_lost(node, False)}".rstrip("; "))
-            node.forget_worker()
+            self.members.begin_anew(node, "its worker said hello again", self.now)
+            return
         node.move(NodeEvent.WORKER_HELLO)
         node.data, node.versions = peer, message.versions
         for package, mine in self.rules.versions.items():
@@ -293,8 +307,8 @@ class Cluster:
         if message.kind == "nonfinite" and message.leaf >= 0:
             span = Span(message.leaf, message.leaf + 1)
             attempt = self._current().check(node.name, message.step, message.attempt, self._version(), span)
-            self.members.tell(node, self.work.nonfinite(attempt, message.leaf))
-            self._after_loss(node)
+            self.members.tell(node, self.work.nonfinite(attempt, message.leaf), "computed once more")
+            self._settle()
         elif node.state is NodeState.LOADING:
             kind = ConfigError if message.kind == "config" else NodeError
             self.members.turn_away(node, kind(f"{node.name}: {message.message}"))
@@ -316,9 +330,8 @@ class Cluster:
         node.peak_bytes = max(node.peak_bytes, message.peak_bytes)
         tokens = leaf_tokens(leaf)
         self.work.patience.took(sum(tokens), max(tokens), message.seconds)
-        if current.request.verb == "gradient":
-            node.measured(sum(tokens), message.seconds)
-        self._after_result(node, done)
+        node.speed.leaf(current.request.verb, (sum(tokens), max(tokens)), message.seconds)
+        self._after_result(done)
 
     def _on_offer(self, node: Node, offer: m.VectorOffer) -> None:
         current = self._current()
@@ -330,23 +343,29 @@ class Cluster:
         if span not in attempt.missing:
             raise StaleError(f"the partial over {span} is not missing")
         self._uploads.offer(node.name, offer)
+        self._transfers.begin("offer", node.name, offer.stream, self.now)
         self._admit_uploads()
 
     def _on_end(self, node: Node, message: m.VectorEnd) -> None:
         try:
-            span, vector = self._uploads.end(node.name, message.stream, message.digest)
+            offer, vector = self._uploads.end(node.name, message.stream, message.digest)
         except DamagedError as error:
             self._spoiled(node)
-            self.members.tell(node, f"{error} and is sent again")
+            self.members.tell(node, str(error), "sent again")
             self._received(node, message.stream, whole=False)
             return
+        since_credit = self._transfers.end("up", node.name, message.stream, self.now)[0]
+        since_offer = self._transfers.end("offer", node.name, message.stream, self.now)[0]
+        if message.grew:  # what left while its last leaf still computed costs the step nothing
+            since_credit = max(min(since_credit, since_offer - message.grew), LEAST_SECONDS)
+        node.speed.sent_up(since_credit)
         try:
-            done = self._current().partial(span, vector)
+            done = self._current().partial(offer.attempt, Span(offer.start, offer.stop), vector)
         except StaleError:
             self._uploads.release(vector)
             raise
         self._received(node, message.stream, whole=True)
-        self._after_result(node, done)
+        self._after_result(done)
 
     # ---- helpers
 
@@ -357,6 +376,9 @@ class Cluster:
 
     def _version(self) -> int:
         return self._current().request.adapter_version
+
+    def _needed(self, offer: m.VectorOffer) -> bool:
+        return self.round is not None and self.round.misses(offer.attempt, Span(offer.start, offer.stop))
 
     def _idle(self, node: Node) -> bool:
         return self.round is None or self.round.finished(node.name)
@@ -371,40 +393,60 @@ class Cluster:
         paused = self.work.paused
         for attempt in self.work.share_out(self.ready(), self.now):
             self._send_work(attempt)
+        while self.work.sentences:
+            name, sentence = self.work.sentences.popleft()
+            self.members.tell(self.nodes[name], sentence)
         if self.work.paused != paused:
             there, needed = len(self.ready()), self.rules.min_nodes
             what = f"{there} of at least {needed} nodes can work"
-            sentence = f"paused: {what}; waiting for more" if self.work.paused else f"going on: {what}"
-            self.news.append(NodeNews("run", "paused" if self.work.paused else "training", sentence))
+            if self.work.paused:
+                self._paused_at = self.now
+                news = NodeNews("", "paused", f"paused: {what}", action="waiting for more")
+            else:
+                seconds = self.now - self._paused_at
+                news = NodeNews("", "training", f"going on after {seconds:.3g} s: {what}", seconds=seconds)
+            self.news.append(news)
 
-    def _after_result(self, node: Node, done: Iterable[Attempt]) -> None:
-        """Something came: what nobody needs any more is cancelled, who has finished is ready."""
+    def _after_result(self, done: Iterable[Attempt]) -> None:
+        """Something came: what nobody needs any more is cancelled."""
         for attempt in done:
             loser = self.nodes[attempt.node]
             if loser.data is not None:
                 loser.cancelled.add(attempt.number)
                 self._send(DATA, loser.data, m.Cancel(loser.life, attempt.number))
-            self._free_when_done(loser)
-        self._after_loss(node)
+        self._settle()
 
-    def _after_loss(self, node: Node) -> None:
-        self._free_when_done(node)
-        needed = self.round.missing if self.round is not None else set()
-        for name, stream in self._uploads.not_needed(needed):
+    def _settle(self) -> None:
+        """Something came, or was lost: who has finished is ready, what is pending and what waits goes on its way."""
+        for node in self.nodes.values():
+            if node.state is NodeState.BUSY and self._idle(node):
+                node.move(NodeEvent.FINISHED)
+        for name, stream in self._uploads.not_needed(self._needed):
             other = self.nodes[name]
+            for kind in ("up", "offer"):
+                self._transfers.end(kind, name, stream, self.now)
             if other.data is not None:
                 self._send(DATA, other.data, m.Stale(other.life, "another node was faster", stream))
-            self._free_when_done(other)
         self._share_out()
         self._admit_uploads()
 
-    def _on_lost(self, node: Node, blame: bool) -> str:
+    def _on_lost(self, node: Node, blame: bool) -> list[Span]:
         """The node's worker is gone: half partials are thrown away, what it had is given to others."""
         runs = self.work.lost(node.name, blame)
         self._downloads = {key: download for key, download in self._downloads.items() if key[0] != node.name}
         self._uploads.drop(node.name)
-        self._after_loss(node)
-        return said(runs)
+        self._transfers.drop(node.name)
+        self._settle()
+        return runs
+
+    def _send_again(self, node: Node) -> None:
+        """An adapter arrived damaged: both go once more."""
+        if node.state is NodeState.LOADING or self._adapter is None:
+            raise WireError("no adapter was sent to it")
+        self._spoiled(node)
+        node.adapter_version, node.has_reference = -1, False
+        self._send_reference(node)
+        self._send_adapter(node)
 
     def _spoiled(self, node: Node) -> None:
         node.spoiled += 1
@@ -414,6 +456,7 @@ class Cluster:
     def _admit_uploads(self) -> None:
         if self.round is not None:
             for name, stream, upto in self._uploads.admit(self.round.lowest_missing):
+                self._transfers.begin("up", name, stream, self.now)
                 self._credit(self.nodes[name], stream, upto)
 
     def _credit(self, node: Node, stream: int, upto: int) -> None:
@@ -423,10 +466,6 @@ class Cluster:
     def _received(self, node: Node, stream: int, *, whole: bool) -> None:
         assert node.data is not None
         self._send(DATA, node.data, m.Received(node.life, stream, whole))
-
-    def _free_when_done(self, node: Node) -> None:
-        if node.state is NodeState.BUSY and self._idle(node):
-            node.move(NodeEvent.FINISHED)
 
     def _send_reference(self, node: Node) -> None:
         if self._reference is not None and not node.has_reference:
@@ -444,6 +483,7 @@ class Cluster:
         assert node.data is not None
         self._streams += 1
         self._downloads[node.name, self._streams] = OutgoingVector(self._streams, vector, hashed)
+        self._transfers.begin("down", node.name, self._streams, self.now, version if kind == "adapter" else -1)
         offer = m.VectorOffer(node.life, self._streams, kind, version, len(vector), slice_stop=len(vector))
         self._send(DATA, node.data, offer)
 

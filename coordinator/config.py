@@ -75,7 +75,7 @@ class TrainConfig:
     max_hours: Positive | None = None  # hours of training, instead of steps
     learning_rate: Annotated[float, Limits(above=0, high=1)] = 2e-4  # peak; dpo, kto: 5e-5
     schedule: Literal["constant", "linear", "cosine"] = "constant"  # after the warmup; dpo, kto: cosine
-    warmup_steps: CountOrOff | Literal["auto"] = 0  # linear from 0; "auto" = a tenth of the steps, as for dpo and kto
+    warmup_steps: CountOrOff | Literal["auto"] = 0  # linear, from the first step on; "auto" = a tenth, as for dpo, kto
     min_lr_ratio: Share = 0.1  # linear, cosine: where the rate ends, as part of learning_rate
     betas: tuple[Part, Part] = (0.9, 0.999)  # AdamW's decay of the two moments, bias-corrected
     eps: Positive = 1e-8  # AdamW's term in the denominator
@@ -89,6 +89,7 @@ class TrainConfig:
     best_by: Literal["loss", "rewards/accuracies", "rewards/margins"] = "loss"  # value that picks the best
     early_stop_evals: CountOrOff = 0  # stop after N evaluations without a better one; 0 = off
     report_memory: bool = False  # peak memory of every node in each report
+    audit: Share = 0.0  # part of the leaves computed on a second node too, and compared; 0 = none
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from mlxdist.coordinator.phrases import (
     clock_phrase,
     duration_phrase,
     left_phrase,
+    node_phrase,
     numbers_phrase,
     rate_phrase,
     step_phrase,
@@ -33,8 +34,11 @@ class Display(Protocol):
     def val(self, step: int, loss: float, metrics: Mapping[str, float]) -> None:
         """One finished evaluation."""
 
-    def node(self, name: str, state: str, message: str) -> None:
-        """A node's new state."""
+    def node(self, name: str, state: str, message: str, *, stays: bool = False) -> None:
+        """A node's new state; `stays` for what a person should find again: its loss and its return."""
+
+    def pause(self, sentence: str, *, over: bool) -> None:
+        """The run waits for nodes, or goes on."""
 
     def node_speed(self, name: str, tokens_per_second: float) -> None:
         """A node's measured speed."""
@@ -71,10 +75,11 @@ class PlainDisplay:
         self._patient_seconds = patient_seconds
         self._pace = Pace(clock)
         self._began = self._last_line = self._busy_since = clock()
-        self._busy = "starting"
+        self._busy = self._next = "starting"  # what it does, and what after an evaluation
         self._ended = False
         self._progress: float | None = None
         self._speeds: dict[str, float] = {}
+        self._known: set[str] = set()  # the nodes that were ready once
         self._lock = threading.RLock()
 
     def stage(self, message: str, progress: float | None) -> None:
@@ -89,7 +94,8 @@ class PlainDisplay:
         """Tell a step if its turn has come, or if it was quiet for long."""
         with self._lock:
             self._pace.step(report)
-            self._set_busy("working on the next step")
+            self._next = "finishing" if report.step == report.total_steps else "working on the next step"
+            self._set_busy(self._next)
             due = report.step % self._report_every == 0 or report.step in (1, report.total_steps)
             if due or self._quiet():
                 left = left_phrase(self._pace.seconds_left())
@@ -97,13 +103,23 @@ class PlainDisplay:
 
     def val(self, step: int, loss: float, metrics: Mapping[str, float]) -> None:
         """Tell an evaluation."""
-        self.say(val_phrase(step, loss, metrics))
+        with self._lock:
+            self._set_busy(self._next)
+            self.say(val_phrase(step, loss, metrics))
 
-    def node(self, name: str, state: str, message: str) -> None:
-        """Tell a node's state, except the coming and going of work."""
-        if state == "busy" or (state == "ready" and not message):
-            return
-        self.say(f"{name}: {state}" + (f", {message}" if message else ""))
+    def node(self, name: str, state: str, message: str, *, stays: bool = False) -> None:
+        """Tell a node's loss and return, and how it comes up at the start; not the coming and going of work."""
+        coming = state not in ("busy", "ready") and (name not in self._known)
+        if stays or coming:
+            self.say(node_phrase(name, state, message))
+        if state == "ready":
+            self._known.add(name)
+
+    def pause(self, sentence: str, *, over: bool) -> None:
+        """Tell the pause and its end; the heartbeat goes on in between."""
+        with self._lock:
+            self._set_busy("working on the next step" if over else "waiting for nodes")
+            self.say(sentence)
 
     def node_speed(self, name: str, tokens_per_second: float) -> None:
         """Speeds are told with the heartbeat of a long step only."""

@@ -47,6 +47,8 @@ class Validation:
             return None, state
         if not state.eval_rows:
             state = replace(state, eval_rows=self.how_many(step_seconds))
+        rows = f"{state.eval_rows} validation row" + ("" if state.eval_rows == 1 else "s")
+        self.report.stage(f"scoring {rows}")
         began = self.clock()
         metrics = self.method.evaluate(fleet, state.eval_rows, state.step)
         loss = metrics.pop("loss")

@@ -161,6 +161,7 @@ def _sentence(config: RunConfig, need: Need) -> str:
         how = "mlx-lm's grad_checkpoint"
     return (
         f"a node needs about {said_bytes(need.total)}: {said_bytes(need.model)} for the model, "
-        f"{said_bytes(need.settings.peak)} for a leaf of up to {need.leaf.length + 1} tokens "
+        f"{said_bytes(WORKER_BYTES)} for its process, {said_bytes(need.settings.peak)} for {need.rows} of up to "
+        f"{need.leaf.length + 1} tokens "
         f"({how}, {chunk} positions of the head at once)"
     )

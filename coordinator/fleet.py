@@ -6,11 +6,12 @@ a slow disk delays a message. Without a thread (`threaded=False`) the caller car
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
 
+from mlxdist.coordinator.audit import Answer, Audit, TaintedError, answer_of, with_rows
 from mlxdist.coordinator.cluster import Cluster
 from mlxdist.coordinator.launch import Ended
 from mlxdist.coordinator.rounds import Request, Round, RowNumbers
@@ -19,7 +20,7 @@ from mlxdist.protocol.errors import NodeError
 from mlxdist.protocol.messages import Loaded
 from mlxdist.protocol.numerics import Promise, promise
 from mlxdist.protocol.transport import Hub
-from mlxdist.protocol.tree import TreeSum
+from mlxdist.protocol.tree import Span, TreeSum
 from mlxdist.protocol.vectors import Vector
 
 T = TypeVar("T")
@@ -39,11 +40,12 @@ class Fleet:
         on_news: Callable[[NodeNews], None] = lambda news: None,
         watch: Callable[[], Iterable[Ended]] = tuple,
         clock: Callable[[], float] = time.monotonic,
+        audit: Audit | None = None,
         threaded: bool = True,
     ) -> None:
         """`on_news` is called in the caller's thread while it waits; `watch` reports supervisors that ended."""
         self._cluster, self._hub, self._clock = cluster, hub, clock
-        self._on_news, self._watch = on_news, watch
+        self._on_news, self._watch, self._audit = on_news, watch, audit or Audit()
         self._changed = threading.Condition()
         self._closing = False
         self._pumped = clock()
@@ -84,6 +86,7 @@ class Fleet:
     def send_adapter(self, version: int, vector: Vector) -> None:
         """Start a new adapter version on its way to all nodes. `vector` must not change afterwards."""
         with self._changed:
+            self._cluster.now = self._clock()
             self._cluster.set_adapter(version, vector)
         self._hub.wake()
 
@@ -94,20 +97,45 @@ class Fleet:
         self._hub.wake()
 
     def gradient(self, request: Request) -> tuple[Vector, Sequence[RowNumbers]]:
-        """The grad_sum over all leaves, and each leaf's row numbers. The vector is valid until the next call."""
+        """The grad_sum over all leaves, and each leaf's row numbers. The vector is valid until the next call.
+
+        Raises TaintedError when an audit has found a node whose numbers were wrong: ask for the whole step anew.
+        """
+        with self._changed:
+            request = self._audit.plan(request, len(self._cluster.ready()))
+        self._take_back_sum()
         current = self._begin(request)
         total = TreeSum(len(request.leaves), self._add)
-        while not (total.done and current.complete):
-            for span, vector in self._wait(
-                lambda: self._cluster.fetch_partials() or ([] if current.complete else None)
-            ):
-                total.put(span, vector)
-            self._give_back()
+        answers: dict[int, list[Answer]] = {}
+        for span, vector in self._partials(current):
+            if span.start in request.apart:
+                answers[span.start] = [answer_of(current.senders[span], vector)]
+            total.put(span, vector)
         self._lent = total.result
+        if answers:
+            self._look_twice(request, {leaf: with_rows(current, leaf, one) for leaf, one in answers.items()})
         return total.result, current.numbers_in_row_order()
+
+    def _look_twice(self, request: Request, answers: dict[int, list[Answer]]) -> None:
+        """Have the audited leaves computed on other nodes until it is known who is right."""
+        while True:
+            with self._changed:
+                canaries = {node.name: node.canary for node in self._cluster.ready()}
+            question, verdicts = self._audit.questions(request, answers, canaries)
+            if question is None:
+                break
+            current = self._begin(question)
+            for span, vector in self._partials(current):
+                answers[span.start] += with_rows(current, span.start, [answer_of(current.senders[span], vector)])
+                self._freed.append(vector)
+        with self._changed:
+            tainted = self._audit.conclude(request, answers, verdicts, self._cluster)
+        if tainted:
+            raise TaintedError("a node that had part in the step was quarantined")
 
     def score(self, request: Request) -> Sequence[RowNumbers]:
         """Each leaf's row numbers."""
+        self._take_back_sum()
         current = self._begin(request)
         self._wait(lambda: True if current.complete else None)
         return current.numbers_in_row_order()
@@ -117,11 +145,16 @@ class Fleet:
         with self._changed:
             return promise({node.name: node.canary for node in self._cluster.nodes.values() if node.canary})
 
-    def leaves_given_again(self) -> int:
-        """Leaves that were computed, or begun, more than once: after a loss, or as copies of late ones."""
+    def leaves_recomputed(self) -> int:
+        """Leaves that were computed, or begun, more than once so far: after a loss, or as copies of late ones."""
         with self._changed:
             current = self._cluster.round
-            return self._cluster.work.leaves_given_again + (current.given_again if current is not None else 0)
+            return self._cluster.work.leaves_recomputed + (current.recomputed if current is not None else 0)
+
+    @property
+    def audited(self) -> int:
+        """Leaves that were computed on a second node too, and compared."""
+        return self._audit.audited
 
     def peak_gb(self) -> float:
         """The highest memory peak of any node so far, in GB (10^9 bytes)."""
@@ -131,7 +164,8 @@ class Fleet:
     def node_speeds(self) -> dict[str, float]:
         """Measured tokens per second, padding included, of every node that has worked."""
         with self._changed:
-            return {node.name: node.tokens_per_second for node in self._cluster.ready() if node.tokens_per_second}
+            speeds = {node.name: node.tokens_per_second for node in self._cluster.ready()}
+        return {name: speed for name, speed in speeds.items() if speed}
 
     @property
     def most_vectors_held(self) -> int:
@@ -158,18 +192,26 @@ class Fleet:
 
     # ---- helpers
 
-    def _begin(self, request: Request) -> Round:
+    def _take_back_sum(self) -> None:
         if self._lent is not None:
             self._freed.append(self._lent)
             self._lent = None
-        self._give_back()
 
+    def _begin(self, request: Request) -> Round:
+        self._give_back()
         with self._changed:
+            self._cluster.now = self._clock()
             self._cluster.begin(request)
             current = self._cluster.round
         assert current is not None
         self._hub.wake()
         return current
+
+    def _partials(self, current: Round) -> Iterator[tuple[Span, Vector]]:
+        """The partials of a round as they come, until it is complete."""
+        while found := self._wait(lambda: self._cluster.fetch_partials() or ([] if current.complete else None)):
+            yield from found
+            self._give_back()
 
     def _add(self, left: Vector, right: Vector) -> Vector:
         np.add(left, right, out=left)
@@ -180,6 +222,7 @@ class Fleet:
         freed, self._freed = self._freed, []
         if freed:
             with self._changed:
+                self._cluster.now = self._clock()
                 self._cluster.release(freed)
             self._hub.wake()
 

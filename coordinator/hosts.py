@@ -157,6 +157,8 @@ def _nodes(file: TomlFile, faults: list[Fault]) -> tuple[NodeSpec, ...]:
     defaults = _table(file, "defaults", NodeSpec, faults, without=("name", "host"))
     faults += _faulty_words(file, "defaults", defaults)
     listed = file.values.get("nodes")
+    if listed == []:  # said, not forgotten: all nodes join by hand
+        return ()
     if not isinstance(listed, list) or not listed or not all(isinstance(node, dict) for node in listed):
         text = (
             'must be at least one [[nodes]] with host = "…"' if listed else "are missing: write [[nodes]] with a host"

@@ -24,13 +24,14 @@ from mlxdist.coordinator.phrases import (
     StepReport,
     duration_phrase,
     left_phrase,
+    node_phrase,
     numbers_phrase,
     rate_phrase,
     step_phrase,
     val_phrase,
 )
 
-_STYLES = {"ready": "green", "busy": "green", "suspect": "yellow", "dead": "red", "left": "red"}
+_STYLES = {"ready": "green", "busy": "green", "suspect": "yellow", "dead": "red", "left": "red", "refused": "red"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class LiveDisplay:
         self._pace = Pace(clock)
         self._report: StepReport | None = None
         self._busy, self._busy_since = "starting", clock()
+        self._next = "starting"  # what it does after an evaluation
         self._progress: float | None = None
         self._nodes: dict[str, _Node] = {}
         self._ended = False
@@ -68,19 +70,26 @@ class LiveDisplay:
             self._pace.step(report)
             self._report, self._progress = report, None
             ended = report.step == report.total_steps
-            self._busy = "finishing" if ended else f"working on step {report.step + 1}"
+            self._busy = self._next = "finishing" if ended else f"working on step {report.step + 1}"
             self._busy_since = self._clock()
 
     def val(self, step: int, loss: float, metrics: Mapping[str, float]) -> None:
         """Leave the evaluation's line above the drawing."""
+        with self._lock:
+            self._busy, self._busy_since = self._next, self._clock()
         self.say(val_phrase(step, loss, metrics))
 
-    def node(self, name: str, state: str, message: str) -> None:
-        """Show the node's line; trouble also leaves a line above."""
+    def node(self, name: str, state: str, message: str, *, stays: bool = False) -> None:
+        """Show the node's line; its loss and its return also leave a line above."""
         with self._lock:
             self._nodes[name] = replace(self._nodes.get(name, _Node()), state=state, message=message)
-        if state in ("suspect", "dead", "left"):
-            self.say(f"{name}: {state}" + (f", {message}" if message else ""))
+        if stays:
+            self.say(node_phrase(name, state, message))
+
+    def pause(self, sentence: str, *, over: bool) -> None:
+        """Show that the run waits, and leave a line above at both ends."""
+        self.stage("working on the step" if over else "waiting for nodes", None)
+        self.say(sentence)
 
     def node_speed(self, name: str, tokens_per_second: float) -> None:
         """Show the node's speed."""

@@ -7,19 +7,21 @@ its predecessor counts. Times are monotonic seconds that the caller gives.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from mlxdist.coordinator.hosts import NAME
 from mlxdist.coordinator.node_memory import at_work
 from mlxdist.coordinator.roster import Node
 from mlxdist.coordinator.rules import NodeNews, Rules
+from mlxdist.coordinator.work import said
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import MlxdistError, NodeError, WireError
 from mlxdist.protocol.leaves import Leaf
 from mlxdist.protocol.numerics import WORKER_ENVIRONMENT
 from mlxdist.protocol.states import NodeEvent, NodeState
 from mlxdist.protocol.transport import CONTROL, DATA
+from mlxdist.protocol.tree import Span
 
 SILENT_BEATS = 1.5  # beats without a word after which the connection is tried
 RIVAL_BEATS = 2  # of the first supervisor, after which a second one of its name is refused
@@ -28,19 +30,22 @@ EARLY_EXITS = 3  # workers in a row that ended before they were ready: the node 
 
 @dataclass
 class Membership:
-    """The nodes by name. `on_lost(node, blame)` gives away what its worker had, and returns what to say of that.
+    """The nodes by name. `on_lost(node, blame)` gives away what its worker had, and returns those runs of leaves.
 
-    `at_work` says whether a node has anything to do, `in_work` which leaf it computes now.
+    `at_work` says whether a node has anything to do, `in_work` which leaf it computes now. `on_survived(name)`: the
+    worker of a node that was lost is still there.
     """
 
     rules: Rules
     send: Callable[[str, bytes, m.Message], None]
-    on_lost: Callable[[Node, bool], str]
+    on_lost: Callable[[Node, bool], Sequence[Span]]
     at_work: Callable[[Node], bool]
     in_work: Callable[[Node], Leaf | None]
+    on_survived: Callable[[str], None]
     nodes: dict[str, Node] = field(default_factory=dict)
     news: deque[NodeNews] = field(default_factory=deque)
     given_up: dict[str, MlxdistError] = field(default_factory=dict)
+    quarantined: dict[str, str] = field(default_factory=dict)  # why, by name: not admitted again
     over: bool = False
     _sessions: int = 0
 
@@ -52,9 +57,14 @@ class Membership:
         """The node that a message belongs to, if it still takes part."""
         return next((node for node in self.nodes.values() if node.life == life and not node.gone), None)
 
-    def tell(self, node: Node, sentence: str) -> None:
-        """News of a node."""
-        self.news.append(NodeNews(node.name, node.state.value, sentence))
+    def by_data(self, peer: bytes) -> Node | None:
+        """The node whose worker holds this data connection, if it still takes part."""
+        return next((node for node in self.nodes.values() if node.data == peer and not node.gone), None)
+
+    def tell(self, node: Node, cause: str, action: str = "", lost: Sequence[Span] = ()) -> None:
+        """News of a node: what happened, what is done about it, and the leaves that go from it to others."""
+        done = "; ".join(part for part in (action, said(lost)) if part)
+        self.news.append(NodeNews(node.name, node.state.value, cause, action=done, leaves=tuple(lost)))
 
     @property
     def hopeless(self) -> MlxdistError | None:
@@ -71,7 +81,8 @@ class Membership:
             return
         known = self.nodes.get(message.name)
         rival = known is not None and not known.gone and known.control != peer
-        reason = unfit(message) or (self._taken(known, message, now) if known is not None and rival else "")
+        reason = unfit(message) or self.quarantined.get(message.name, "")
+        reason = reason or (self._taken(known, message, now) if known is not None and rival else "")
         if reason:
             self.send(CONTROL, peer, m.Refuse(reason))
             return
@@ -80,17 +91,25 @@ class Membership:
                 return  # it asks again; by then the first one has beaten or not
             self.lose(known, NodeEvent.LOST, "its supervisor was started anew")
         if (known is None or known.gone) and (fault := self.rules.memory.refusal(message.name, message.host)):
+            self.news.append(NodeNews(message.name, "refused", fault.removeprefix(f"{message.name} ")))
             self.send(CONTROL, peer, m.Refuse(fault))
             return
         if known is None or known.gone:
             node = Node(message.name, self._new_life(), peer, now, host=message.host, progressed=now)
+            if (
+                known is not None
+                and peer == known.control
+                and message.worker
+                and message.worker == known.last_worker_pid
+            ):
+                self.on_survived(known.name)
             if known is not None:
-                node.tokens_per_second, node.early_exits = known.tokens_per_second, known.early_exits
+                node.speed, node.early_exits = known.speed, known.early_exits
             self.nodes[message.name] = known = node
             self.given_up.pop(message.name, None)
             self.tell(known, "connected")
         elif known.spent:
-            known.life, known.spent = self._new_life(), False
+            known.life, known.spent, known.progressed = self._new_life(), False, now
         known.heard(now)
         rules = self.rules
         admit = m.Admit(
@@ -178,8 +197,10 @@ class Membership:
                 node.move(NodeEvent.SILENT)
                 self.tell(node, "its connection is closed" if node.closed else f"no beat for {silent:.3g} s")
             elif node.data_closed is not None and now - node.data_closed > rules.return_seconds:
-                self.restart_worker(node, f"its data connection stayed closed for {rules.return_seconds:.3g} s")
-            if silent > SILENT_BEATS * rules.beat_seconds and now - node.probed > rules.beat_seconds:
+                self.begin_anew(node, f"its data connection stayed closed for {rules.return_seconds:.3g} s", now)
+            elif node.state is NodeState.CONNECTING and node.worker_pid and now - node.progressed > rules.first_seconds:
+                self.restart_worker(node, f"its worker did not say hello for {rules.first_seconds:.3g} s")
+            if not node.gone and silent > SILENT_BEATS * rules.beat_seconds and now - node.probed > rules.beat_seconds:
                 self._probe(node, now)
 
     def _probe(self, node: Node, now: float) -> None:
@@ -205,21 +226,34 @@ class Membership:
 
     # ---- going
 
-    def lose(self, node: Node, event: NodeEvent, cause: str, *, blame: bool = True) -> None:
+    def lose(self, node: Node, event: NodeEvent, cause: str, action: str = "", *, blame: bool = True) -> None:
         """The node's worker, or the whole node, is gone: its work goes to others."""
         node.move(event)
+        place = len(self.news)
         node.spent = True
-        node.worker_pid = 0
-        done = self.on_lost(node, blame)
+        node.last_worker_pid, node.worker_pid = node.worker_pid, 0
+        lost = self.on_lost(node, blame)
         node.forget_worker()
-        self.tell(node, cause + (f"; {done}" if done else ""))
+        self.tell(node, cause, action, lost)
+        self.news.insert(place, self.news.pop())  # the cause stands before what follows of it, such as a pause
+
+    def begin_anew(self, node: Node, reason: str, now: float) -> None:
+        """Its worker lives, its data connection does not: both get a new life, in which nothing of the old one counts.
+
+        The supervisor, told that the old life is over, asks for the new one and hands it to the same worker, which
+        keeps its model.
+        """
+        old = node.life
+        self.lose(node, NodeEvent.CONNECTION_LOST, reason, blame=False)
+        node.life, node.spent, node.progressed = self._new_life(), False, now
+        self.send(CONTROL, node.control, m.Stale(old, reason, over=True))
 
     def restart_worker(self, node: Node, reason: str) -> None:
         """The worker is of no use: its work goes to others, and the supervisor starts another."""
         node.condemned = node.worker_pid
         self.send(CONTROL, node.control, m.Restart(node.life, node.worker_pid, reason))
         if not node.spent:
-            self.lose(node, NodeEvent.WORKER_EXIT, f"{reason}: its worker is started anew")
+            self.lose(node, NodeEvent.WORKER_EXIT, reason, "its worker is started anew")
 
     def turn_away(self, node: Node, error: MlxdistError) -> None:
         """The node cannot take part, and is told why; the others go on."""
@@ -228,6 +262,11 @@ class Membership:
                 self.send(channel, peer, m.Refuse(str(error)))
         self.given_up[node.name] = error
         self.lose(node, NodeEvent.BYE, f"turned away: {error}", blame=False)
+
+    def quarantine(self, node: Node, reason: str) -> None:
+        """The node's numbers are wrong: it takes no part in this run any more."""
+        self.quarantined[node.name] = reason
+        self.turn_away(node, NodeError(reason))
 
     def supervisor_ended(self, name: str, error: MlxdistError, final: bool) -> None:
         """A supervisor that the coordinator had started has ended; `final`: it is not started again."""

@@ -3,7 +3,8 @@
 Shapes: R rows or pairs of the whole step, in row order.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -18,10 +19,12 @@ from mlxdist.coordinator.references import References, unknown
 from mlxdist.coordinator.rounds import Request, RowNumbers
 from mlxdist.coordinator.rows import Rows
 from mlxdist.coordinator.step_metrics import Metrics, sft_metrics
+from mlxdist.protocol.errors import MlxdistError
 from mlxdist.protocol.leaves import Leaf
 from mlxdist.protocol.vectors import Vector
 
 Numbers = npt.NDArray[np.float32]
+PLACES = 8  # rows of a leaf at fault that are named by file and line
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,8 @@ class Sft:
         """One round: every leaf's gradient."""
         batch = self.config.batch
         leaves = cut(step, self.rows, batch.micro_size, batch.max_length, "sft")
-        grad_sum, numbers = fleet.gradient(Request("gradient", step.number, adapter_version, leaves))
+        with places_named(self.rows, rows_of(step), leaves):
+            grad_sum, numbers = fleet.gradient(Request("gradient", step.number, adapter_version, leaves))
         weight = supervised_tokens(leaves)
         return StepAnswer(grad_sum, weight, sft_metrics(joined(numbers)[:, 0], weight), leaves)
 
@@ -80,6 +84,26 @@ class Sft:
 def rows_of(step: Step) -> list[int]:
     """The row indices of a step, in row order."""
     return [row for window in step.windows for row in window]
+
+
+@contextmanager
+def places_named(rows: Rows, order: Sequence[int], leaves: Sequence[Leaf]) -> Iterator[None]:
+    """An error that a leaf is at fault for says where the leaf's rows stand: `order` [R] are the rows of `leaves`."""
+    try:
+        yield
+    except MlxdistError as error:
+        if error.leaf is None:
+            raise
+        start = sum(count_of(leaf) for leaf in leaves[: error.leaf])
+        mine = order[start : start + count_of(leaves[error.leaf])]
+        places = ", ".join(rows.where(index) for index in mine[:PLACES])
+        more = f" and {len(mine) - PLACES} more" if len(mine) > PLACES else ""
+        raise type(error)(f"{error}. The leaf holds {places}{more}", leaf=error.leaf) from error
+
+
+def count_of(leaf: Leaf) -> int:
+    """The rows of a leaf, or its pairs."""
+    return len(leaf.rows) // len(leaf.widths)
 
 
 def joined(numbers: Sequence[RowNumbers]) -> Numbers:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from mlxdist.coordinator.goodput import Again, StepTime
 from mlxdist.coordinator.run_folder import write_aside
 
 
@@ -27,6 +28,9 @@ class History:
     best: BestVal | None = None
     wall_seconds: float = 0.0
     peak_gb: float | None = None
+    step_times: Mapping[int, StepTime] = field(default_factory=dict)  # by step
+    again: Again = field(default_factory=Again)
+    pauses: Mapping[int, float] = field(default_factory=dict)  # seconds in evaluations, by step
 
 
 def read_history(path: Path) -> History:
@@ -34,19 +38,40 @@ def read_history(path: Path) -> History:
     train: dict[int, float | None] = {}
     vals: dict[int, dict[str, float | None]] = {}
     best: BestVal | None = None
-    wall, peak = 0.0, None
+    times: dict[int, StepTime] = {}
+    pauses: dict[int, float] = {}
+    wall, peak, again = 0.0, None, Again()
     for _, event in _events(path):
         wall = max(wall, event.get("wall_seconds") or 0.0)
         kind, step = event.get("event"), event.get("step", 0)
         if kind == "train":
             train[step] = event["loss"]
+            times[step] = _step_time(event)
             gb = event.get("peak_gb")
             peak = gb if peak is None else max(peak, gb or 0.0)
         elif kind == "val":
             vals[step] = {"loss": event["loss"], **event["metrics"]}
+            pauses[step] = event.get("seconds_paused", 0.0)
         elif kind == "checkpoint" and event["best"]:
             best = BestVal(step, vals.get(step, {}).get("loss"), event["path"])
-    return History(train, vals, best, wall, peak)
+        elif kind == "stage" and "steps_again" in event:
+            again = Again(
+                again.steps + event["steps_again"],
+                again.seconds + event["seconds_lost"],
+                again.leaves + event["leaves_recomputed"],
+            )
+    return History(train, vals, best, wall, peak, times, again, pauses)
+
+
+def _step_time(event: Mapping[str, Any]) -> StepTime:
+    seconds = event.get("seconds") or 0.0
+    return StepTime(
+        seconds,
+        (event.get("all_tokens_per_second") or 0.0) * seconds,
+        event.get("disturbed", False),
+        event.get("leaves_recomputed", 0),
+        event.get("seconds_paused", 0.0),
+    )
 
 
 def trim_metrics(path: Path, last_step: int) -> None:

@@ -37,9 +37,16 @@ def cut_notes(lengths: Sequence[int], batch: BatchConfig, method: str) -> list[s
             f"{part} are longer than batch.max_length = {batch.max_length} tokens and would be cut, "
             f"more than batch.max_cut = {batch.max_cut} allows: {fits_phrase(lengths)}; or raise batch.max_cut"
         )
-    side = "on the right" if method == "sft" else "at the start of the prompt"
-    verb = "is" if n_cut == 1 else "are"
-    return [f"{part} {verb} longer than batch.max_length = {batch.max_length} and cut {side}; {fits_phrase(lengths)}."]
+    return [f"{part} {_cut(n_cut, batch, method)}; {fits_phrase(lengths)}."]
+
+
+def valid_cut_notes(lengths: Sequence[int], batch: BatchConfig, method: str) -> list[str]:
+    """How many rows of a validation file are cut; that refuses no run, as nothing is trained on them."""
+    n_cut = sum(length > batch.max_length for length in lengths)
+    if not n_cut:
+        return []
+    part = f"{n_cut} of {_rows(len(lengths), 'validation rows')} ({percent(n_cut, len(lengths))})"
+    return [f"{part} {_cut(n_cut, batch, method)}."]
 
 
 def prompt_notes(data: Rows, max_length: int, n_bos: int) -> list[str]:
@@ -116,6 +123,11 @@ def _refuse_lone_row(n_rows: int, batch: BatchConfig) -> None:
             f"the last step of a pass would hold one of {_rows(n_rows)}, and kto takes its reference point from the "
             "other rows of the step: set batch.size to 2 or more" + (", and add rows" if n_rows == 1 else "")
         )
+
+
+def _cut(count: int, batch: BatchConfig, method: str) -> str:
+    side = "on the right" if method == "sft" else "at the start of the prompt"
+    return f"{'is' if count == 1 else 'are'} longer than batch.max_length = {batch.max_length} and cut {side}"
 
 
 def _rows(count: int, unit: str = "rows") -> str:

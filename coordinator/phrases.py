@@ -3,6 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from mlxdist.coordinator.goodput import Again, Losses
+
+TROUBLE = ("suspect", "dead", "left")  # states that a person wants to know of
+
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
@@ -19,6 +23,7 @@ class StepReport:
     seconds: float
     peak_gb: float | None = None  # the highest of any node so far
     say_memory: bool = False  # train.report_memory: the person wants to read the peak, too
+    leaves_recomputed: int = 0  # since the step before
     extra: Mapping[str, float] = field(default_factory=dict)  # TRL's names: rewards/…, logps/…, kl
 
 
@@ -42,6 +47,33 @@ def val_phrase(step: int, loss: float, metrics: Mapping[str, float]) -> str:
     """'validation after step 50: loss 1.2345, rewards/accuracies 0.75'."""
     numbers = [f"loss {loss:.4f}", *(f"{name} {value:.4g}" for name, value in metrics.items() if name != "loss")]
     return f"validation after step {step}: {', '.join(numbers)}"
+
+
+def node_phrase(name: str, state: str, message: str) -> str:
+    """'mini-1: dead, not heard for 15 s; 2 leaves go to others'; a state that says nothing more is left out."""
+    parts = [state] if state in TROUBLE or not message else []
+    return f"{name}: {', '.join([*parts, *([message] if message else [])])}"
+
+
+def again_phrase(step: int, again: Again) -> str:
+    """'going on after step 40; 2 steps that were not saved are done again'."""
+    what = "1 step that was not saved is" if again.steps == 1 else f"{again.steps} steps that were not saved are"
+    return f"going on after step {step}; {what} done again"
+
+
+def losses_phrase(cost: Losses) -> str:
+    """'94 % of the time went into useful steps (goodput); 12 leaves recomputed, 31 s lost, 20 s of it paused'."""
+    parts = []
+    if cost.leaves_recomputed or cost.steps_disturbed:
+        parts.append(f"{cost.leaves_recomputed} {'leaf' if cost.leaves_recomputed == 1 else 'leaves'} recomputed")
+    if cost.steps_again:
+        parts.append(f"{cost.steps_again} {'step' if cost.steps_again == 1 else 'steps'} done again")
+    if parts:
+        parts.append(f"{duration_phrase(cost.seconds_lost)} lost")
+    if cost.seconds_paused:
+        parts.append(f"{duration_phrase(cost.seconds_paused)} of it paused")
+    share = "" if cost.goodput is None else f"{100 * cost.goodput:.0f} % of the time went into useful steps (goodput)"
+    return "; ".join(part for part in (share, ", ".join(parts) or "nothing was lost") if part)
 
 
 def rate_phrase(tokens_per_second: float) -> str:

@@ -18,7 +18,15 @@ from mlxdist.coordinator.hosts import Hosts, NodeSpec, is_local
 from mlxdist.coordinator.leaves import cut
 from mlxdist.coordinator.model_files import ModelFiles, find_model, read_model
 from mlxdist.coordinator.order import steps, total_steps
-from mlxdist.coordinator.plan_steps import Traffic, measured_speed, nearest_size, step_seconds, traffic, useful_nodes
+from mlxdist.coordinator.plan_steps import (
+    Traffic,
+    busy_nodes,
+    measured_speed,
+    nearest_size,
+    step_seconds,
+    traffic,
+    useful_nodes,
+)
 from mlxdist.coordinator.read import read
 from mlxdist.coordinator.rounds import leaf_tokens
 from mlxdist.coordinator.rows import Rows
@@ -75,6 +83,7 @@ class Plan:
     batch_size: int
     nearest_size: int | None  # batch.size with one partial from each node
     leaves: int  # of a full step
+    busy_nodes: int  # that get any of them, all being equally fast
     tokens: float  # of a step, padding included
     sent: Traffic
     tokens_per_second: float | None  # of one node
@@ -131,6 +140,7 @@ def make_plan(
     data, vector = rows[0], ADAPTER_BYTES * need.leaf.adapter
     looked_at = [costs for costs in islice(_costs(config, data), STEPS_LOOKED_AT) if costs]
     tokens = fmean(sum(costs) for costs in looked_at)
+    leaves = max(map(len, looked_at))
     typical = min(looked_at, key=lambda costs: abs(sum(costs) - tokens))
     rate = LOOPBACK if all(is_local(node.host) for node in nodes) else options.link_gbit * 1e9 / 8 * EFFICIENCY
     speed, source = _speed(config, options)
@@ -147,7 +157,8 @@ def make_plan(
         nodes=tuple(_node(node.name, need, *limits.get(node.name, (0, 0))) for node in nodes),
         batch_size=config.batch.size,
         nearest_size=nearest_size(config.batch, len(nodes)),
-        leaves=max(len(costs) for costs in looked_at),
+        leaves=leaves,
+        busy_nodes=busy_nodes(leaves, len(nodes)),
         tokens=tokens,
         sent=sent,
         tokens_per_second=speed,

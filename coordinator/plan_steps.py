@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from mlxdist.coordinator.assign import assign
+from mlxdist.coordinator.assign import NodeSeconds, assign
 from mlxdist.coordinator.config import BatchConfig
-from mlxdist.coordinator.sharing import PARTIAL_SECONDS
 from mlxdist.protocol.tree import Span, subtrees
 
 WORTH = 0.95  # another node pays when a step then takes at most this part of the time
@@ -25,23 +24,28 @@ class Traffic:
     seconds: float
 
 
-def spread(costs: Sequence[float], nodes: int, tokens_per_second: float = 1.0) -> list[Span]:
+def spread(
+    costs: Sequence[float], nodes: int, tokens_per_second: float = 1.0, partial_seconds: float = 0.0
+) -> list[Span]:
     """The runs of a step's leaves, of `costs` tokens, on equally fast nodes; a node that gets nothing is left out."""
-    return list(assign(costs, {str(number): tokens_per_second for number in range(nodes)}, PARTIAL_SECONDS).values())
+    node = NodeSeconds([tokens / tokens_per_second for tokens in costs], partial_seconds)
+    return list(assign({str(number): node for number in range(nodes)}).values())
 
 
 def traffic(
     costs: Sequence[float], nodes: int, vector_bytes: int, bytes_per_second: float, tokens_per_second: float = 1.0
 ) -> Traffic:
     """What a step with these leaves sends over a link of this rate, first down, then up."""
-    partials = sum(len(subtrees(len(costs), run)) for run in spread(costs, nodes, tokens_per_second))
+    runs = spread(costs, nodes, tokens_per_second, vector_bytes / bytes_per_second)
+    partials = sum(len(subtrees(len(costs), run)) for run in runs)
     down, up = nodes * vector_bytes, partials * vector_bytes
     return Traffic(partials, down, up, (down + up) / bytes_per_second)
 
 
 def step_seconds(costs: Sequence[float], nodes: int, tokens_per_second: float, sent: Traffic) -> float:
     """A step's time: the slowest node's leaves, then what travels. The two do not overlap in this estimate."""
-    slowest = max(sum(costs[run.start : run.stop]) for run in spread(costs, nodes, tokens_per_second))
+    partial_seconds = sent.seconds / (nodes + sent.partials)
+    slowest = max(sum(costs[run.start : run.stop]) for run in spread(costs, nodes, tokens_per_second, partial_seconds))
     return slowest / tokens_per_second + sent.seconds
 
 
@@ -57,6 +61,19 @@ def useful_nodes(costs: Sequence[float], tokens_per_second: float, vector_bytes:
         if seconds <= WORTH * best:
             best, useful = seconds, nodes
     return useful
+
+
+def busy_nodes(leaves: int, nodes: int) -> int:
+    """How many of equally fast nodes get any of so many equal leaves: four leaves take two nodes as long as three."""
+    return len(spread([1.0] * leaves, nodes))
+
+
+def size_for_all(batch: BatchConfig, nodes: int) -> int:
+    """The smallest `batch.size` from the run's on at which each of equally fast nodes gets leaves."""
+    size = batch.size
+    while busy_nodes(batch.grad_accum_steps * -(-size // batch.micro_size), nodes) < nodes:
+        size = (size // batch.micro_size + 1) * batch.micro_size  # no short leaf
+    return size
 
 
 def nearest_size(batch: BatchConfig, nodes: int) -> int | None:

@@ -5,7 +5,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mlxdist.coordinator.plan import NodePlan, Plan
-from mlxdist.protocol.budget import said_bytes
+from mlxdist.protocol.budget import WORKER_BYTES, said_bytes
 
 
 def show(plan: Plan, console: Console) -> None:
@@ -21,12 +21,11 @@ def show(plan: Plan, console: Console) -> None:
 
 def _memory(plan: Plan, console: Console) -> None:
     need = plan.need
-    rows = "a row" if need.leaf.rows == 1 else f"{need.leaf.rows} rows"
-    rows = rows.replace("row", "pair") if need.leaf.batches == 2 else rows
     console.print("[bold]Memory of a node[/bold], predicted", highlight=False)
     console.print(
         f"  {said_bytes(need.model)} for the model and its adapter ({need.leaf.adapter:,} trainable parameters), "
-        f"{said_bytes(need.settings.peak)} for a leaf: {rows} of up to {need.leaf.length + 1} tokens",
+        f"{said_bytes(WORKER_BYTES)} for the process, "
+        f"{said_bytes(need.settings.peak)} for a leaf: {need.rows} of up to {need.leaf.length + 1} tokens",
         highlight=False,
         soft_wrap=True,
     )
@@ -68,8 +67,10 @@ def _step(plan: Plan, console: Console) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    if plan.leaves < nodes:
-        console.print(f"  {_count(nodes - plan.leaves, 'node')} would idle: a step has fewer leaves", highlight=False)
+    if plan.busy_nodes < nodes:
+        idle = _count(nodes - plan.busy_nodes, "node")
+        said = f"{idle} would idle: {_count(plan.leaves, 'leaf', 'leaves')} take no longer with {plan.busy_nodes}"
+        console.print(f"  {said}", highlight=False)
     if plan.nearest_size is None:
         console.print("  no batch.size gives one partial per node with this grad_accum_steps", highlight=False)
     elif plan.nearest_size != plan.batch_size:
@@ -99,5 +100,5 @@ def _run(plan: Plan, console: Console) -> None:
     console.print(f"  past {_count(useful, 'equal node')} another Mac would not pay", highlight=False)
 
 
-def _count(number: int, unit: str) -> str:
-    return f"{number:,} {unit}" + ("" if number == 1 else "s")
+def _count(number: int, unit: str, many: str = "") -> str:
+    return f"{number:,} {unit if number == 1 else many or unit + 's'}"

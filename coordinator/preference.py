@@ -15,7 +15,7 @@ from mlxdist.coordinator.advice import collapse_advice
 from mlxdist.coordinator.config import RunConfig
 from mlxdist.coordinator.fleet import Fleet
 from mlxdist.coordinator.leaves import cut, cut_kl
-from mlxdist.coordinator.method import Numbers, StepAnswer, joined, rows_of, validation_leaves
+from mlxdist.coordinator.method import Numbers, StepAnswer, count_of, joined, places_named, rows_of, validation_leaves
 from mlxdist.coordinator.order import Step
 from mlxdist.coordinator.references import References
 from mlxdist.coordinator.rounds import Request
@@ -48,7 +48,8 @@ class Dpo:
         request = Request(
             "gradient", step.number, adapter_version, leaves, loss=self._loss, scalars=self._scalars, numbers=inputs
         )
-        grad_sum, answers = fleet.gradient(request)
+        with places_named(self.rows, order, leaves):
+            grad_sum, answers = fleet.gradient(request)
         numbers = joined(answers)
         self.references.keep(order, numbers[:, 3:5])
         self.references.saved_forwards += forwards_saved(inputs)
@@ -112,7 +113,8 @@ class Kto:
         request = Request(
             "gradient", step.number, adapter_version, leaves, loss=self._loss, scalars=self._scalars(z0), numbers=inputs
         )
-        grad_sum, answers = fleet.gradient(request)
+        with places_named(self.rows, order, leaves):
+            grad_sum, answers = fleet.gradient(request)
         numbers = joined(answers)
         self.references.keep(order, numbers[:, 2:3])
         self.references.saved_forwards += forwards_saved(inputs)
@@ -151,13 +153,16 @@ class Kto:
             return 0.0
         leaves = cut_kl(step, rows, self.config.batch.micro_size, self.config.batch.max_length)
         request = Request("score", step.number, adapter_version, leaves, parameters="current+reference")
-        scores = fleet.score(request)
-        for leaf, numbers in zip(leaves, scores, strict=True):
-            if not np.isfinite(numbers).all():
-                named = ", ".join(str(row.row_id) for row in leaf.rows)
-                raise NonFiniteError(
-                    f"NaN or Inf in the KL pairs of step {step.number}, leaf {leaf.index}, rows {named}"
-                )
+        with places_named(rows, rows_of(step), leaves):
+            scores = fleet.score(request)
+            for leaf, numbers in zip(leaves, scores, strict=True):
+                if not np.isfinite(numbers).all():
+                    named = ", ".join(str(row.row_id) for row in leaf.rows)
+                    raise NonFiniteError(
+                        f"NaN or Inf in the KL pairs of leaf {leaf.index} of step {step.number} (rows {named}): no "
+                        "step was taken. Look at these rows and the ones before them, or lower train.learning_rate",
+                        leaf=leaf.index,
+                    )
         return reference_point(*joined(scores).T)
 
     def _labels(self, rows: Rows) -> npt.NDArray[np.uint8]:
@@ -184,7 +189,7 @@ def per_leaf(
     """Columns [R] cut into each leaf's inputs of the loss."""
     inputs, start = {}, 0
     for leaf in leaves:
-        stop = start + len(leaf.rows) // len(leaf.widths)
+        stop = start + count_of(leaf)
         inputs[leaf.index] = {name: tuple(map(float, values[start:stop])) for name, values in columns.items()}
         start = stop
     return inputs

@@ -4,21 +4,36 @@ Each line of `metrics.jsonl` is one JSON object with `event`, `time` (UTC), `wal
 the event's own keys; `progress` is in [0, 1]; a number that is not finite is null.
 
     stage {message, progress?}     train {step, total_steps, progress, message, loss, grad_norm, …}
-    node {name, state, message}    val {step, message, loss, metrics, seconds}
-    checkpoint {step, path, best}  done {status, step, message}
+    checkpoint {step, path, best}  val {step, message, loss, metrics, seconds}
+    done {status, step, message}   node {name, state, message, cause, action, leaves}
+
+A node's `leaves` are the runs [start, stop) of the step in work that go from it to others. What losses cost is told by
+`leaves_recomputed`, `seconds_paused` and `disturbed` of train, by `paused` and `seconds` of the stages that say a pause
+and its end, and by `steps_again` and `seconds_lost` of the stage that says what a resumed run does again.
 """
 
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, TypedDict, Unpack
 
+from mlxdist.coordinator.calm import Calm
 from mlxdist.coordinator.display import Display
 from mlxdist.coordinator.event_file import EventFile
+from mlxdist.coordinator.goodput import Ledger, Losses
 from mlxdist.coordinator.metrics import BestVal, read_history, trim_metrics
-from mlxdist.coordinator.phrases import StepReport, numbers_phrase, step_phrase, val_phrase
+from mlxdist.coordinator.phrases import (
+    StepReport,
+    again_phrase,
+    losses_phrase,
+    numbers_phrase,
+    step_phrase,
+    val_phrase,
+)
+from mlxdist.coordinator.rules import NodeNews
 from mlxdist.coordinator.run_folder import RunFolder, finite, write_json
 from mlxdist.protocol.errors import SaveError
 
@@ -70,20 +85,31 @@ class Reporter:
         self._vals: dict[int, Mapping[str, float | None]] = {}
         self._best: BestVal | None = None
         self._peak_gb: float | None = None
-        self._nodes: dict[str, tuple[str, str]] = {}
+        self._calm = Calm()
+        self._ledger = Ledger()
         self._stage: tuple[str, float | None] = ("", None)
         self._lock = threading.Lock()
         self._file = EventFile(run.metrics_jsonl)
         self._unsaved: set[str] = set()
 
     def resume_after(self, step: int) -> None:
-        """Go on with the run's earlier lives after their `step`: what they told of later steps is cut off."""
+        """Go on with the run's earlier lives after their `step`: what they told of later steps is cut off.
+
+        The time that those steps took stays in the wall seconds, and is said and counted as lost.
+        """
         with self._lock:
+            whole = read_history(self._run.metrics_jsonl)
             trim_metrics(self._run.metrics_jsonl, step)
             history = read_history(self._run.metrics_jsonl)
-            self._began -= history.wall_seconds
+            self._began -= whole.wall_seconds
             self._train_losses, self._vals = dict(history.train_losses), dict(history.vals)
             self._best, self._peak_gb = history.best, history.peak_gb
+            again = self._ledger.go_on(step, whole.step_times, whole.pauses, history.again)
+        if again.steps:
+            message = again_phrase(step, again)
+            keys = {"steps_again": again.steps, "seconds_lost": again.seconds, "leaves_recomputed": again.leaves}
+            self._tell("stage", {"message": message, **keys})
+            self._display.say(message)
 
     def stage(self, message: str, progress: float | None = None) -> None:
         """What the run is busy with before, between and after steps; `progress` in [0, 1] where it is known."""
@@ -108,6 +134,8 @@ class Reporter:
             self._train_losses[report.step] = report.loss
             if report.peak_gb is not None:
                 self._peak_gb = max(report.peak_gb, self._peak_gb or 0.0)
+            tokens = report.all_tokens_per_second * report.seconds
+            time = self._ledger.step(report.step, report.seconds, tokens, report.leaves_recomputed)
         total = report.total_steps
         self._tell(
             "train",
@@ -123,6 +151,9 @@ class Reporter:
                 "tokens_per_second": report.tokens_per_second,
                 "all_tokens_per_second": report.all_tokens_per_second,
                 "seconds": report.seconds,
+                "disturbed": time.disturbed,
+                "leaves_recomputed": time.leaves_recomputed,
+                "seconds_paused": time.seconds_paused,
                 "peak_gb": report.peak_gb,
                 **report.extra,
             },
@@ -133,18 +164,50 @@ class Reporter:
         """One finished evaluation of the adapter that `step` made."""
         with self._lock:
             self._vals[step] = {"loss": loss, **metrics}
-        message = val_phrase(step, loss, metrics)
-        self._tell("val", {"step": step, "message": message, "loss": loss, "metrics": metrics, "seconds": seconds})
+            paused = self._ledger.evaluation(step)
+        keys = {"loss": loss, "metrics": metrics, "seconds": seconds, "seconds_paused": paused}
+        self._tell("val", {"step": step, "message": val_phrase(step, loss, metrics), **keys})
         self._display.val(step, loss, metrics)
 
-    def node(self, name: str, state: str, message: str = "") -> None:
-        """A node's state or message changed; telling the same twice writes nothing."""
+    def node(self, news: NodeNews) -> None:
+        """A node's state or message changed; telling the same twice writes nothing.
+
+        The display is told what should stay readable: a loss, with what was done, and the node's return.
+        """
+        name, state, message = news.name, news.state, news.message
         with self._lock:
-            if self._nodes.get(name) == (state, message):
+            verdict = self._calm.judge(news, self._clock())
+            if verdict is None:
                 return
-            self._nodes[name] = (state, message)
-        self._tell("node", {"name": name, "state": state, "message": message})
-        self._display.node(name, state, message)
+            if verdict.trouble:
+                self._ledger.trouble()
+        self._tell(
+            "node",
+            {
+                "name": name,
+                "state": state,
+                "message": message,
+                "cause": news.cause,
+                "action": news.action,
+                "leaves": [(run.start, run.stop) for run in news.leaves],
+            },
+        )
+        self._display.node(name, state, message, stays=verdict.stays)
+
+    def paused(self, news: NodeNews) -> None:
+        """The run waits for nodes (state "paused"), or goes on after `news.seconds`."""
+        over = news.state != "paused"
+        with self._lock:
+            self._ledger.trouble(news.seconds)
+        self._tell(
+            "stage", {"message": news.message, "paused": not over, **({"seconds": news.seconds} if over else {})}
+        )
+        self._display.pause(news.message, over=over)
+
+    def losses(self) -> Losses:
+        """What losses have cost so far, over all lives of the run."""
+        with self._lock:
+            return self._ledger.losses(self._clock() - self._began)
 
     def node_speed(self, name: str, tokens_per_second: float) -> None:
         """A node's measured speed, for the screen alone."""
@@ -163,10 +226,13 @@ class Reporter:
     def done(self, message: str, **summary: Unpack[Summary]) -> None:
         """The end of the run, for whatever reason: the last event, the sentence, and the summary. Raises SaveError."""
         last = max(self._train_losses, default=0)
-        self._tell("done", {"status": summary["status"], "step": last, "message": message})
+        cost = self.losses()
+        self._tell("done", {"status": summary["status"], "step": last, "message": message, **asdict(cost)})
         try:
             self.summary(**summary)
         finally:
+            if last:
+                self._display.say(losses_phrase(cost))
             self._display.end(message)
 
     def summary(self, **of: Unpack[Summary]) -> None:
@@ -175,6 +241,7 @@ class Reporter:
             self._file.flush()
         steps = sorted(self._train_losses)
         last = steps[-1] if steps else 0
+        cost = self.losses()
         trajectory = [{"step": step, **self._vals[step]} for step in sorted(self._vals)]
         best = self._best
         write_json(
@@ -184,6 +251,7 @@ class Reporter:
                 "steps": last,
                 "wall_seconds": round(self._clock() - self._began, 3),
                 "peak_gb": self._peak_gb,
+                "losses": {key: round(value, 3) if value is not None else None for key, value in asdict(cost).items()},
                 "final_train_loss": self._train_losses[last] if steps else None,
                 "final_val_loss": trajectory[-1]["loss"] if trajectory else None,
                 "best_val": best and {"step": best.step, "loss": best.loss, "checkpoint": best.checkpoint},

@@ -17,7 +17,7 @@ from mlxdist.protocol.errors import UserError
 FREE = ("model", "output", "data.", "timing.")
 FREE_OF_TRAIN = (
     *("steps", "passes", "max_hours", "report_every", "eval_every", "eval_rows", "save_every", "keep_checkpoints"),
-    *("best_by", "early_stop_evals", "report_memory"),
+    *("best_by", "early_stop_evals", "report_memory", "audit"),
 )
 
 

@@ -1,13 +1,12 @@
 """The nodes of a run by name: who they are, how they are, how fast they work."""
 
-import math
 from dataclasses import dataclass, field
 
+from mlxdist.coordinator.speeds import Speed
 from mlxdist.protocol import states
 from mlxdist.protocol.messages import Life
 from mlxdist.protocol.states import NODE_TRANSITIONS, NodeEvent, NodeState
 
-SPEED_MEMORY = 0.7  # share of the old estimate that a new measurement leaves
 GONE = (NodeState.DEAD, NodeState.LEFT)
 
 
@@ -26,7 +25,8 @@ class Node:
     canary: tuple[str, ...] = ()
     adapter_version: int = -1  # the newest one sent, or on its way
     has_reference: bool = False  # the reference's adapter was sent, or is on its way
-    tokens_per_second: float = 0.0
+    speed: Speed = field(default_factory=Speed)
+    adapter_here: int = -1  # the newest adapter that has arrived
     peak_bytes: int = 0
     progressed: float = 0.0  # when the worker last gave a sign of work
     leaves_done: int = 0  # by this worker
@@ -34,6 +34,7 @@ class Node:
     spoiled: int = 0  # vectors of this worker that came with another hash
     spent: bool = False  # the worker of this life has ended, or is to end: the next one gets a new life
     worker_pid: int = 0
+    last_worker_pid: int = 0  # of the worker that it had when it was lost
     condemned: int = 0  # the pid of a worker that the supervisor was told to end
     early_exits: int = 0  # workers in a row that ended before they were ready
     closed: float | None = None  # when the control connection was found closed
@@ -52,13 +53,18 @@ class Node:
         return self.state in (NodeState.READY, NodeState.BUSY) and not self.cancelled and self.data_closed is None
 
     @property
+    def tokens_per_second(self) -> float:
+        """Of gradients of all widths; 0 = not measured yet."""
+        return self.speed.tokens_per_second
+
+    @property
     def gone(self) -> bool:
         """Whether the node takes no part any more."""
         return self.state in GONE
 
     def forget_worker(self) -> None:
         """What was known of the worker is over with it."""
-        self.data, self.adapter_version, self.has_reference = None, -1, False
+        self.data, self.adapter_version, self.adapter_here, self.has_reference = None, -1, -1, False
         self.leaves_done, self.spoiled, self.data_closed = 0, 0, None
         self.cancelled.clear()
 
@@ -66,25 +72,3 @@ class Node:
         """A message of the supervisor came."""
         self.last_beat, self.closed = now, None
         self.beats_since_rival += self.rival is not None
-
-    def measured(self, tokens: int, seconds: float) -> None:
-        """A leaf took so long: move the speed estimate."""
-        if not 0 < seconds < math.inf:
-            return
-        speed = tokens / seconds
-        self.tokens_per_second = (
-            speed if not self.tokens_per_second else SPEED_MEMORY * self.tokens_per_second + (1 - SPEED_MEMORY) * speed
-        )
-
-
-def speeds(nodes: list[Node]) -> dict[str, float]:
-    """Tokens per second by name. A node not measured yet counts as fast as the mean of those that are.
-
-    Within 10 % of each other all count as equal, so that noise does not move the split (and with it the partials).
-    """
-    known = [node.tokens_per_second for node in nodes if node.tokens_per_second]
-    mean = sum(known) / len(known) if known else 1.0
-    values = {node.name: node.tokens_per_second or mean for node in nodes}
-    if max(values.values()) <= 1.1 * min(values.values()):
-        return dict.fromkeys(values, mean)
-    return values

@@ -7,6 +7,7 @@ piece that is missing is pending or in the hands of one attempt, or of two when 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +25,8 @@ RowNumbers = npt.NDArray[np.float32]  # [rows or pairs of a leaf, columns]
 class Request:
     """What the loop asks: `verb` gradient | score, on these leaves, with this adapter version and loss.
 
-    `numbers` holds per-leaf inputs of the loss by leaf index (reference log-probs, labels); may be empty.
+    `numbers` holds per-leaf inputs of the loss by leaf index (reference log-probs, labels); may be empty. The partials
+    of the leaves in `apart` come alone. `only`: not all leaves are asked for, and of which nodes by preference.
     """
 
     verb: str
@@ -35,16 +37,25 @@ class Request:
     parameters: str = "current"
     scalars: Mapping[str, float] = field(default_factory=dict)
     numbers: Mapping[int, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)
+    apart: frozenset[int] = frozenset()
+    only: Mapping[int, tuple[str, ...]] | None = None
 
     @property
-    def costs(self) -> list[float]:
-        """Padded tokens per leaf."""
-        return [float(sum(leaf_tokens(leaf))) for leaf in self.leaves]
+    def jobs(self) -> list[tuple[int, int]]:
+        """Of each leaf: its padded tokens, and the width of its widest row."""
+        return [(sum(tokens), max(tokens)) for tokens in map(leaf_tokens, self.leaves)]
+
+    @property
+    def asked(self) -> list[Span]:
+        """The leaves that are asked for, in runs."""
+        if self.only is None:
+            return [Span(0, len(self.leaves))]
+        return joined_runs(Span(leaf, leaf + 1) for leaf in self.only)
 
     def pieces(self, run: Span) -> list[Span]:
         """What comes back of a run, one by one: whole subtrees for gradients, leaves for scores."""
         if self.verb == "gradient":
-            return subtrees(len(self.leaves), run)
+            return [piece for part in parted(run, self.apart) for piece in subtrees(len(self.leaves), part)]
         return [Span(leaf, leaf + 1) for leaf in range(run.start, run.stop)]
 
 
@@ -70,7 +81,12 @@ class Attempt:
     @property
     def in_work(self) -> int | None:
         """The leaf that the node works on (they are done in order); None when all have answered."""
-        return next((leaf for leaf in range(self.run.start, self.run.stop) if leaf not in self.answered), None)
+        return next(iter(self.unanswered), None)
+
+    @property
+    def unanswered(self) -> list[int]:
+        """The leaves that the node has still to compute."""
+        return [leaf for leaf in range(self.run.start, self.run.stop) if leaf not in self.answered]
 
 
 @dataclass
@@ -83,18 +99,20 @@ class Round:
     attempts: dict[int, Attempt] = field(default_factory=dict)
     answers: dict[int, RowNumbers] = field(default_factory=dict)
     partials: list[tuple[Span, Vector]] = field(default_factory=list)  # come, not yet fetched by the loop
+    senders: dict[Span, str] = field(default_factory=dict)  # whose partial counts
+    computed_by: dict[int, str] = field(default_factory=dict)  # whose row numbers count
     deaths: Counter[int] = field(default_factory=Counter)  # of workers, by the leaf that was in work
+    charged: dict[str, int] = field(default_factory=dict)  # the leaf at which a node was lost last
+    acquittals: Counter[int] = field(default_factory=Counter)  # deaths that were none, by leaf
     nonfinite: dict[int, list[str]] = field(default_factory=dict)  # the nodes on which a leaf gave NaN or Inf
-    given_again: int = 0  # leaves, each time that another attempt was made
-    _given: set[int] = field(default_factory=set)
+    recomputed: int = 0  # leaves, for each time that one was computed, or begun, in vain or once more
 
     @property
     def state(self) -> StepState:
         """Where the step is on its way."""
         if not self.complete:
             return self.begun
-        event = StepEvent.SCORES_IN if self.request.verb == "score" else StepEvent.PARTIALS_IN
-        return advance(STEP_TRANSITIONS, self.begun, event)
+        return advance(STEP_TRANSITIONS, self.begun, _event(self.request)[1])
 
     # ---- giving
 
@@ -102,9 +120,6 @@ class Round:
         """Put a run into a node's hands: a pending one, or a copy of one that another node works on."""
         if not copy:
             self.pending = [rest for span in self.pending for rest in without(span, run)]
-        leaves = set(range(run.start, run.stop))
-        self.given_again += len(leaves & self._given)
-        self._given |= leaves
         attempt = Attempt(number, node, run, alone, copy, missing=set(self.request.pieces(run)))
         self.attempts[number] = attempt
         return attempt
@@ -131,14 +146,21 @@ class Round:
     def answer(self, attempt: Attempt, leaf: int, numbers: RowNumbers) -> list[Attempt]:
         """Keep a leaf's row numbers; the first ones count. Returns the attempts that nobody needs any more."""
         attempt.answered.add(leaf)
-        self.answers.setdefault(leaf, numbers)
+        self.recomputed += leaf in self.answers
+        if leaf not in self.answers:
+            self.answers[leaf], self.computed_by[leaf] = numbers, attempt.node
         return self._came(Span(leaf, leaf + 1)) if self.request.verb == "score" else []
 
-    def partial(self, span: Span, vector: Vector) -> list[Attempt]:
-        """Keep a whole partial. Raises StaleError for a subtree that is not missing."""
-        if span not in self.missing:
-            raise StaleError(f"the partial over {span} was not missing")
+    def misses(self, attempt: int, span: Span) -> bool:
+        """Whether this attempt is still to bring this subtree."""
+        return attempt in self.attempts and span in self.attempts[attempt].missing
+
+    def partial(self, attempt: int, span: Span, vector: Vector) -> list[Attempt]:
+        """Keep a whole partial. Raises StaleError for a subtree that this attempt is not to bring any more."""
+        if not self.misses(attempt, span):
+            raise StaleError(f"the partial over {span} is not missing in attempt {attempt}")
         self.partials.append((span, vector))
+        self.senders[span] = self.attempts[attempt].node
         return self._came(span)
 
     def _came(self, piece: Span) -> list[Attempt]:
@@ -148,6 +170,7 @@ class Round:
             if not attempt.missing:
                 del self.attempts[attempt.number]
                 if attempt.in_work is not None:
+                    self.recomputed += 1  # it had begun what another one finished
                     done.append(attempt)
         return done
 
@@ -161,16 +184,13 @@ class Round:
         self.pending = joined_runs([*self.pending, *left])
         return left
 
-    def lost(self, name: str) -> tuple[list[Span], int | None]:
-        """A node's worker is gone: the runs that are pending again, and the leaf that was in work."""
-        runs, blamed = [], None
-        for attempt in self.of(name):
-            if blamed is None:
-                blamed = attempt.in_work
-            runs += self.drop(attempt)
-        if blamed is not None:
-            self.deaths[blamed] += 1
-        return joined_runs(runs), blamed
+    def lost(self, name: str) -> tuple[list[Span], Attempt | None]:
+        """A node's worker is gone: the runs that are pending again, and the attempt whose leaf was in work."""
+        attempts = self.of(name)
+        runs = joined_runs(run for attempt in attempts for run in self.drop(attempt))
+        blamed = next((attempt for attempt in attempts if attempt.in_work is not None), None)
+        self.recomputed += blamed is not None
+        return runs, blamed
 
     # ---- how it stands
 
@@ -188,7 +208,8 @@ class Round:
     @property
     def complete(self) -> bool:
         """Whether every leaf has answered and every partial has come."""
-        return not self.pending and not self.attempts and len(self.answers) == len(self.request.leaves)
+        asked = sum(map(len, self.request.asked))
+        return not self.pending and not self.attempts and len(self.answers) == asked
 
     def finished(self, name: str) -> bool:
         """Whether this node has nothing left to do in the round."""
@@ -207,8 +228,16 @@ class Round:
 def begin_round(before: Round | None, request: Request) -> Round:
     """The round of a request. Raises ValueError where its step has no place for it, such as a second gradient."""
     state = before.state if before is not None and _goes_on(before.request, request) else StepState.PLANNED
-    event = StepEvent.SCORE_BEGUN if request.verb == "score" else StepEvent.GRADIENT_BEGUN
-    return Round(request, advance(STEP_TRANSITIONS, state, event), [Span(0, len(request.leaves))])
+    return Round(request, advance(STEP_TRANSITIONS, state, _event(request)[0]), request.asked)
+
+
+def _event(request: Request) -> tuple[StepEvent, StepEvent]:
+    """What its begin and its end are to the step."""
+    if request.verb == "score":
+        return StepEvent.SCORE_BEGUN, StepEvent.SCORES_IN
+    if request.only is not None:
+        return StepEvent.AUDIT_BEGUN, StepEvent.AUDIT_IN
+    return StepEvent.GRADIENT_BEGUN, StepEvent.PARTIALS_IN
 
 
 def _goes_on(before: Request, request: Request) -> bool:
@@ -226,6 +255,13 @@ def without(span: Span, hole: Span) -> Iterator[Span]:
         yield Span(span.start, hole.start)
     if hole.stop < span.stop:
         yield Span(hole.stop, span.stop)
+
+
+def parted(run: Span, apart: Iterable[int]) -> list[Span]:
+    """A run cut so that each of its leaves in `apart` is alone."""
+    edges = {run.start, run.stop, *(edge for leaf in apart for edge in (leaf, leaf + 1))}
+    inside = sorted(edge for edge in edges if run.start <= edge <= run.stop)
+    return [Span(start, stop) for start, stop in pairwise(inside)]
 
 
 def joined_runs(spans: Iterable[Span]) -> list[Span]:

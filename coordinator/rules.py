@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from mlxdist.coordinator.node_memory import NodeMemory
 from mlxdist.protocol.messages import RunSpec
+from mlxdist.protocol.tree import Span
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,20 @@ class Rules:
 
 @dataclass(frozen=True)
 class NodeNews:
-    """Something about a node that a person may want to read; a `log` line is one that its worker printed."""
+    """Something about a node, or of the run itself (no name), that a person may want to read.
+
+    A `log` line is one that its worker printed.
+    """
 
     name: str
     state: str
-    message: str
+    cause: str  # what happened
     log: bool = False
+    action: str = ""  # what is done about it
+    leaves: tuple[Span, ...] = ()  # which are taken from the node and given to others, by their index in the step
+    seconds: float = 0.0  # what the end of a pause says: how long it was
+
+    @property
+    def message(self) -> str:
+        """Cause and action in one line."""
+        return "; ".join(part for part in (self.cause, self.action) if part)

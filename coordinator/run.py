@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 
 from mlxdist.coordinator import begin
+from mlxdist.coordinator.audit import Audit
 from mlxdist.coordinator.begin import count, method_of
 from mlxdist.coordinator.cluster import Cluster
 from mlxdist.coordinator.config import RunConfig, as_json
@@ -112,7 +113,13 @@ def _with_nodes(
         launched=frozenset(node.name for node in hosts.nodes),
     )
     nodes = LocalNodes(folder.logs, config.timing.stop_seconds, config.timing.restart_seconds)
-    fleet = Fleet(Cluster(rules), hub, on_news=lambda news: tell(news, report, folder), watch=nodes.watch)
+    fleet = Fleet(
+        Cluster(rules),
+        hub,
+        on_news=lambda news: tell(news, report, folder),
+        watch=nodes.watch,
+        audit=Audit(config.train.audit, config.batch.seed),
+    )
     farewell = "the run is over"
     try:
         report.stage(f"starting {count(len(hosts.nodes), 'node')}" if hosts.nodes else "waiting for nodes")
@@ -174,7 +181,7 @@ def _with_nodes(
             farewell = "the run failed"
             finish(report, saver, config, str(error), "failed")
             raise
-        for sentence in begin.saved_sentences(state):
+        for sentence in (*begin.saved_sentences(state), *begin.audit_sentences(config, fleet.audited)):
             report.note(sentence)
         finish(report, saver, config, f"all {state.step} steps are done; the adapter is in {folder.path}", "done")
         return 0
@@ -209,8 +216,10 @@ def tell(news: NodeNews, report: Reporter, folder: RunFolder) -> None:
             report.could_not_save("log", error)
         else:
             report.saved("log")
+    elif not news.name:
+        report.paused(news)
     else:
-        report.node(news.name, news.state, "" if news.message == news.state else news.message)
+        report.node(news if news.cause != news.state else replace(news, cause=""))
 
 
 @contextmanager

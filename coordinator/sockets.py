@@ -11,6 +11,12 @@ from mlxdist.protocol.wire import MAX_PAYLOAD
 
 BATCH = 256  # messages taken from a port before the other one is looked at
 
+# A node that vanished without a word leaves a connection that is open at this end only. One with nothing under way is
+# found by the keepalive, one with unacknowledged blocks by the retry limit (Linux; macOS gives up by itself, later).
+HANDSHAKE_SECONDS = 10
+RETRY_SECONDS = 60
+KEEPALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 60, zmq.TCP_KEEPALIVE_INTVL: 10, zmq.TCP_KEEPALIVE_CNT: 6}
+
 
 class RouterHub:
     """A Hub over two ROUTER sockets. One thread receives and sends; `wake` may be called from any."""
@@ -48,6 +54,10 @@ class RouterHub:
         # A node that comes back after a half-open connection must not be refused for its own name.
         router.setsockopt(zmq.ROUTER_HANDOVER, 1)
         router.setsockopt(zmq.MAXMSGSIZE, MAX_PAYLOAD)
+        router.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_SECONDS * 1000)
+        router.setsockopt(zmq.TCP_MAXRT, RETRY_SECONDS * 1000)
+        for option, value in KEEPALIVE.items():
+            router.setsockopt(option, value)
         # Credits bound what is under way, so a high-water mark would only lose small messages.
         router.setsockopt(zmq.SNDHWM, 0)
         return router

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 
+from mlxdist.coordinator.audit import TaintedError
 from mlxdist.coordinator.config import RunConfig, warmup_steps
 from mlxdist.coordinator.evaluate import Validation
 from mlxdist.coordinator.fleet import Fleet
-from mlxdist.coordinator.method import Method, all_tokens, supervised_tokens
+from mlxdist.coordinator.method import Method, StepAnswer, all_tokens, supervised_tokens
 from mlxdist.coordinator.optimize import adamw, clip
 from mlxdist.coordinator.order import Step, steps
 from mlxdist.coordinator.phrases import StepReport
@@ -53,11 +54,12 @@ def train(run: Run, state: State) -> State:
     if stops_early(train_.early_stop_evals, state):  # a resumed run that had come to its end
         return state
     began, whole = run.clock(), state
+    recomputed = run.fleet.leaves_recomputed()
     run.fleet.send_adapter(state.step, state.adapter)
     try:
         for step in islice(run.order(), state.step, run.total_steps):
             step_began = run.clock()
-            answer = run.method.gradient(run.fleet, step, state.step)
+            answer = whole_gradient(run, step, state.step)
             gradient, grad_norm = clip(answer.grad_sum, answer.weight, train_.max_grad_norm)
             rate = step_learning_rate(run.config, step.number, run.total_steps)
             adapter, moments = adamw(
@@ -74,6 +76,7 @@ def train(run: Run, state: State) -> State:
 
             seconds = run.clock() - step_began
             tokens = supervised_tokens(answer.leaves)
+            before, recomputed = recomputed, run.fleet.leaves_recomputed()
             run.report.train(
                 StepReport(
                     step=state.step,
@@ -87,6 +90,7 @@ def train(run: Run, state: State) -> State:
                     seconds=seconds,
                     peak_gb=run.fleet.peak_gb(),
                     say_memory=train_.report_memory,
+                    leaves_recomputed=recomputed - before,
                     extra={name: value for name, value in answer.metrics.items() if name != "loss"},
                 )
             )
@@ -108,6 +112,15 @@ def train(run: Run, state: State) -> State:
         run.saver.save(whole)  # a step without its evaluation would not be evaluated after --resume either
         raise
     return state
+
+
+def whole_gradient(run: Run, step: Step, adapter_version: int) -> StepAnswer:
+    """The step's gradient sum, from nodes that no audit of the step has found wrong."""
+    while True:
+        try:
+            return run.method.gradient(run.fleet, step, adapter_version)
+        except TaintedError:
+            continue  # one node fewer each time
 
 
 def step_learning_rate(config: RunConfig, step: int, total_steps: int | None) -> float:

@@ -6,14 +6,13 @@ step of M leaves never holds more than nodes + 2 + ceil(log2 M) vectors, and nev
 and none is arriving, more than ceil(log2 M) are below the lowest unfinished leaf, where the sum needs fewer.
 """
 
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from mlxdist.protocol.errors import WireError
+from mlxdist.protocol.errors import StaleError, WireError
 from mlxdist.protocol.messages import VectorOffer
-from mlxdist.protocol.tree import Span
 from mlxdist.protocol.vectors import IncomingVector, Vector, block_count
 
 
@@ -30,7 +29,8 @@ class Uploads:
     held: int = 0
     most_held: int = 0
     _waiting: dict[tuple[str, int], VectorOffer] = field(default_factory=dict)
-    _arriving: dict[tuple[str, int], tuple[Span, IncomingVector]] = field(default_factory=dict)
+    _arriving: dict[tuple[str, int], tuple[VectorOffer, IncomingVector]] = field(default_factory=dict)
+    _newest: dict[str, int] = field(default_factory=dict)  # the last stream that each worker has offered
     _free: list[Vector] = field(default_factory=list)
 
     def offer(self, name: str, offer: VectorOffer) -> None:
@@ -38,6 +38,7 @@ class Uploads:
         if (name, offer.stream) in self._waiting or (name, offer.stream) in self._arriving:
             raise WireError(f"vector {offer.stream} of {name} was offered before")
         self._waiting[name, offer.stream] = offer
+        self._newest[name] = max(offer.stream, self._newest.get(name, 0))
 
     def admit(self, lowest_missing: int) -> Iterator[tuple[str, int, int]]:
         """Let in what there is room for: (node, stream, credit) of each."""
@@ -50,41 +51,45 @@ class Uploads:
             self.held += 1
             self.most_held = max(self.most_held, self.held)
             vector = IncomingVector(offer.stream, self._buffer(offer.elements))
-            self._arriving[key] = (Span(offer.start, offer.stop), vector)
+            self._arriving[key] = (offer, vector)
             yield *key, vector.upto
 
     def block(self, name: str, stream: int, index: int, payload: memoryview) -> int:
-        """Take one block; returns the new credit. Raises WireError for a block of no admitted vector."""
+        """Take one block; returns the new credit.
+
+        Raises StaleError for a block of what was thrown away meanwhile, WireError for one that was never let in.
+        """
         _, vector = self._find(name, stream)
         vector.block(index, payload)
         return vector.upto
 
-    def end(self, name: str, stream: int, digest: str) -> tuple[Span, Vector]:
-        """The vector is whole: its subtree and its buffer.
+    def end(self, name: str, stream: int, digest: str) -> tuple[VectorOffer, Vector]:
+        """The vector is whole: what it was offered as, and its buffer.
 
-        Raises DamagedError, its buffer free again, when the hash differs; WireError when blocks are missing.
+        Raises DamagedError, its buffer free again, when the hash differs; WireError when blocks are missing, and
+        StaleError for what was thrown away meanwhile.
         """
-        span, vector = self._find(name, stream)
+        offer, vector = self._find(name, stream)
         try:
             vector.end(digest)
         except WireError as error:
             if vector.received < block_count(len(vector.buffer)):
                 raise
             self._free_again((name, stream))
-            raise DamagedError(f"the partial over {span} arrived damaged") from error
+            raise DamagedError(f"the partial over [{offer.start}, {offer.stop}) arrived damaged") from error
         del self._arriving[name, stream]
-        return span, vector.buffer
+        return offer, vector.buffer
 
     def stalled(self, name: str) -> bool:
         """Whether the node waits for room, and for nothing of its own."""
         return any(key[0] == name for key in self._waiting) and not any(key[0] == name for key in self._arriving)
 
-    def not_needed(self, needed: Container[Span]) -> Iterator[tuple[str, int]]:
-        """Throw away what is offered or arrives of subtrees that nobody misses any more: (node, stream) of each."""
-        for key in [key for key, offer in self._waiting.items() if Span(offer.start, offer.stop) not in needed]:
+    def not_needed(self, needed: Callable[[VectorOffer], bool]) -> Iterator[tuple[str, int]]:
+        """Throw away what is offered or arrives and is not needed any more: (node, stream) of each."""
+        for key in [key for key, offer in self._waiting.items() if not needed(offer)]:
             del self._waiting[key]
             yield key
-        for key in [key for key, (span, _) in self._arriving.items() if span not in needed]:
+        for key in [key for key, (offer, _) in self._arriving.items() if not needed(offer)]:
             self._free_again(key)
             yield key
 
@@ -99,19 +104,21 @@ class Uploads:
             del self._waiting[key]
         for key in [key for key in self._arriving if key[0] == name]:
             self._free_again(key)
+        self._newest.pop(name, None)
 
     def _free_again(self, key: tuple[str, int]) -> None:
         _, vector = self._arriving.pop(key)
         self.release(vector.buffer)
 
     def _arrives(self, offer: VectorOffer) -> bool:
-        return any(span == Span(offer.start, offer.stop) for span, _ in self._arriving.values())
+        return any((one.start, one.stop) == (offer.start, offer.stop) for one, _ in self._arriving.values())
 
-    def _find(self, name: str, stream: int) -> tuple[Span, IncomingVector]:
-        try:
+    def _find(self, name: str, stream: int) -> tuple[VectorOffer, IncomingVector]:
+        if (name, stream) in self._arriving:
             return self._arriving[name, stream]
-        except KeyError:
-            raise WireError(f"vector {stream} of {name} was not let in") from None
+        if (name, stream) not in self._waiting and 0 < stream <= self._newest.get(name, 0):
+            raise StaleError(f"vector {stream} of {name} is not needed any more")
+        raise WireError(f"vector {stream} of {name} was not let in")
 
     def _buffer(self, elements: int) -> Vector:
         while self._free:

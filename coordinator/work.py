@@ -1,19 +1,23 @@
 """The round in work: what is given to whom, what is late, what is lost. Values in, gifts out; no messages, no clock."""
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from mlxdist.coordinator.assign import assign
+from mlxdist.coordinator.assign import NodeSeconds, assign
 from mlxdist.coordinator.patience import Patience
 from mlxdist.coordinator.roster import Node
-from mlxdist.coordinator.rounds import Attempt, Request, Round, begin_round, leaf_tokens
+from mlxdist.coordinator.rounds import Attempt, Request, Round, begin_round, joined_runs, leaf_tokens
 from mlxdist.coordinator.rules import Rules
-from mlxdist.coordinator.sharing import ALONE_AFTER, Gift, Split, copies, share
+from mlxdist.coordinator.sharing import ALONE_AFTER, Gift, Split, copies, share, spares
+from mlxdist.coordinator.speeds import Pacing
 from mlxdist.protocol.errors import MlxdistError, NodeError, NonFiniteError
 from mlxdist.protocol.tree import Span
 
 FATAL_DEATHS = ALONE_AFTER + 1
 FATAL_NONFINITE = 2
+MOST_ACQUITTALS = 3  # of a leaf: one that silences every node for a while must not go round for ever
+TRIED_AGAIN = 20  # steps after which a node that was left out is measured anew
 
 
 @dataclass
@@ -24,8 +28,13 @@ class Work:
     split: Split = assign
     round: Round | None = None
     failure: MlxdistError | None = None
-    leaves_given_again: int = 0  # of the rounds before
+    leaves_recomputed: int = 0  # of the rounds before
     paused: bool = False
+    spare: dict[str, int] = field(default_factory=dict)  # nodes that the last steps left out: in how many
+    sentences: deque[tuple[str, str]] = field(default_factory=deque)  # on nodes, to be told
+    _told: set[str] = field(default_factory=set)  # who costs more than it brings
+    pacing: Pacing = field(default_factory=Pacing)
+    _seconds: dict[str, NodeSeconds] = field(default_factory=dict)
     _attempts: int = 0
     patience: Patience = field(init=False)
 
@@ -37,17 +46,49 @@ class Work:
         """The next round: all of it is pending."""
         assert self.round is None or self.round.complete, "one round at a time"
         if self.round is not None:
-            self.leaves_given_again += self.round.given_again
+            self.leaves_recomputed += self.round.recomputed
         self.round = begin_round(self.round, request)
         return self.round
+
+    def forget_step(self) -> None:
+        """What was done of the step does not count: its rounds begin anew."""
+        assert self.round is not None
+        assert self.round.complete
+        self.leaves_recomputed += self.round.recomputed + len(self.round.request.leaves)
+        self.round = None
 
     def share_out(self, nodes: Sequence[Node], now: float) -> Iterator[Attempt]:
         """Give what is pending to the nodes that can work, unless they are too few."""
         if self.round is None or not self.round.pending:
             return
         self.paused = len(nodes) < self.rules.min_nodes
-        if not self.paused:
-            yield from [self._give(gift, nodes, now) for gift in list(share(self.round, nodes, self.split))]
+        if self.paused or not nodes:
+            return
+        request = self.round.request
+        whole = request.verb == "gradient" and self.round.pending == [Span(0, len(request.leaves))]
+        speeds = {node.name: node.speed for node in nodes}
+        here = [node.name for node in nodes if node.adapter_here == request.adapter_version]
+        self._seconds = self.pacing.seconds(request.verb, request.jobs, speeds, here)
+        yield from [self._give(gift, nodes, now) for gift in list(share(self.round, nodes, self._seconds, self.split))]
+        if whole and not self.round.pending:
+            yield from [self._give(gift, nodes, now) for gift in list(self._look_at_spares(nodes))]
+
+    def _look_at_spares(self, nodes: Sequence[Node]) -> Iterator[Gift]:
+        """Count and name the nodes that the step does without; now and then one gets a copy, to be measured anew."""
+        assert self.round is not None
+        names = {attempt.node for attempt in self.round.attempts.values()}
+        given = {name: joined_runs(attempt.run for attempt in self.round.of(name))[0] for name in names}
+        left = {spare.name: spare for spare in spares(self._seconds, given)}
+        self.spare = {name: self.spare.get(name, 0) + 1 for name in left}
+        for name, spare in left.items():
+            node = next(node for node in nodes if node.name == name)
+            if spare.costs_more and node.tokens_per_second and name not in self._told:
+                self._told.add(name)
+                self.sentences.append((name, spare.sentence(TRIED_AGAIN)))
+            if self.spare[name] % TRIED_AGAIN == 0:
+                node.speed.doubt()
+                missing = [piece for attempt in self.round.attempts.values() for piece in attempt.missing]
+                yield Gift(name, min(missing, key=lambda piece: (len(piece), -piece.start)), copy=True)
 
     def copy_late(self, nodes: Sequence[Node], now: float) -> Iterator[Attempt]:
         """Copies of what takes much longer than its node usually needs."""
@@ -69,9 +110,8 @@ class Work:
             node.progressed = now
         attempt = self.round.give(self._attempts, gift.node, gift.run, alone=gift.alone, copy=gift.copy)
         attempt.began = now
-        if node.tokens_per_second:
-            tokens = sum(self.round.request.costs[gift.run.start : gift.run.stop])
-            attempt.expected = tokens / node.tokens_per_second + sum(one.expected for one in before)
+        if node.tokens_per_second and node.name in self._seconds:
+            attempt.expected = self._seconds[node.name].of(gift.run) + sum(one.expected for one in before)
         return attempt
 
     def stuck(self, node: Node, now: float) -> float | None:
@@ -89,36 +129,53 @@ class Work:
         return idle if idle > limit else None
 
     def lost(self, name: str, blame: bool) -> list[Span]:
-        """A node's worker is gone: the runs that are pending again. A leaf at its third death is a failure."""
+        """A node's worker is gone: the runs that are pending again. A leaf at its third death, alone, is a failure.
+
+        `blame`: the leaf in work may be the cause; not so when the node left, or was turned away.
+        """
         if self.round is None:
             return []
-        runs, leaf = self.round.lost(name)
-        if leaf is not None and not blame:
-            self.round.deaths[leaf] -= 1
-        elif leaf is not None and self.round.deaths[leaf] >= FATAL_DEATHS:
+        runs, attempt = self.round.lost(name)
+        self.round.charged.pop(name, None)
+        leaf = attempt.in_work if attempt is not None and blame else None
+        if attempt is None or leaf is None:
+            return runs
+        self.round.deaths[leaf] += 1
+        self.round.charged[name] = leaf
+        if attempt.alone and self.round.deaths[leaf] >= FATAL_DEATHS:  # beside other work it may be the innocent one
             self.failure = NodeError(
                 f"{FATAL_DEATHS} workers ended while they computed {self._leaf(leaf)}, the last one with nothing else "
-                "in work: look at the workers' last lines in the logs, and shorten or leave out these rows"
+                "in work: look at the workers' last lines in the logs, and shorten or leave out these rows",
+                leaf=leaf,
             )
         return runs
 
+    def survived(self, name: str) -> None:
+        """A worker that seemed lost is still there: it was the network, and no death of the leaf that it had."""
+        leaf = self.round.charged.pop(name, None) if self.round is not None else None
+        if self.round is not None and leaf is not None and self.round.acquittals[leaf] < MOST_ACQUITTALS:
+            self.round.acquittals[leaf] += 1
+            self.round.deaths[leaf] -= 1
+
     def nonfinite(self, attempt: Attempt, leaf: int) -> str:
-        """A leaf gave NaN or Inf: it is computed elsewhere; the same again is a failure. Returns what is done."""
+        """A leaf gave NaN or Inf: it is computed elsewhere; the same again is a failure. Returns what to say."""
         assert self.round is not None
         nodes = self.round.nonfinite.setdefault(leaf, [])
         nodes.append(attempt.node)
         self.round.drop(attempt)
+        self.round.recomputed += 1
         if len(nodes) >= FATAL_NONFINITE:
             self.failure = NonFiniteError(
                 f"NaN or Inf in {self._leaf(leaf)}, on {' and on '.join(nodes)}: no step was taken. Look at these "
-                "rows, or lower train.learning_rate"
+                "rows, or lower train.learning_rate",
+                leaf=leaf,
             )
-        return f"NaN or Inf in {self._leaf(leaf)}; computed once more"
+        return f"NaN or Inf in {self._leaf(leaf)}"
 
     def _leaf(self, index: int) -> str:
         assert self.round is not None
-        rows = ", ".join(str(row.row_id) for row in self.round.request.leaves[index].rows)
-        return f"leaf {index} of step {self.round.request.step} (rows {rows})"
+        ids = dict.fromkeys(str(row.row_id) for row in self.round.request.leaves[index].rows)
+        return f"leaf {index} of step {self.round.request.step} (rows {', '.join(ids)})"
 
 
 def said(runs: Sequence[Span]) -> str:

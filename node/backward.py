@@ -16,7 +16,7 @@ import numpy.typing as npt
 from mlxdist.node.checkpoint import checkpointed
 from mlxdist.node.dropout import dropout_off
 from mlxdist.node.picks import Picks, picks_of
-from mlxdist.node.segments import OnFinal, segmented_gradient
+from mlxdist.node.segments import OnBegin, OnFinal, segmented_gradient
 from mlxdist.node.whole import Loss, score_rows, whole_gradient
 
 
@@ -56,6 +56,7 @@ def gradient(
     head_chunk: int,
     path: Path = WHOLE,
     dropout_key: int | None = None,
+    on_begin: OnBegin | None = None,
     on_final: OnFinal | None = None,
 ) -> tuple[list[mx.array], dict[str, mx.array]]:
     """Each batch's row sums of log-probs [B] and the gradient of `loss(row sums)` by trainable parameter name.
@@ -67,6 +68,7 @@ def gradient(
         head_chunk: positions of the head computed at a time.
         path: from `choose_path`.
         dropout_key: seeds this leaf's dropout; None leaves the random state alone.
+        on_begin: called with the row sums before the first segment's backward; on the whole graph never.
         on_final: called with names and gradients as they become final, top layer first; on the whole graph once, at
             the end.
     """
@@ -76,7 +78,13 @@ def gradient(
     picks = [_picks(batch) for batch in batches]
     if path.segment_size:
         return segmented_gradient(
-            model, picks, loss, segment_size=path.segment_size, head_chunk=head_chunk, on_final=on_final
+            model,
+            picks,
+            loss,
+            segment_size=path.segment_size,
+            head_chunk=head_chunk,
+            on_begin=on_begin,
+            on_final=on_final,
         )
     with checkpointed(model, on=path.checkpoint):
         sums, gradients = whole_gradient(model, picks, loss, head_chunk=head_chunk, picked=path.picked)

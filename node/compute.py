@@ -5,7 +5,7 @@ Shapes: B rows or pairs of a leaf.
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
@@ -16,6 +16,7 @@ from mlxdist.node import backward
 from mlxdist.node.backward import MicroBatch
 from mlxdist.node.model import LoadedModel
 from mlxdist.node.objective import Objective, micro_batches, objective, seen, target_counts
+from mlxdist.node.segments import OnBegin, OnFinal
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import numerics
 from mlxdist.protocol.errors import NonFiniteError
@@ -61,31 +62,78 @@ class Computer:
 
         Raises NonFiniteError, naming the leaf and its rows, when either holds NaN or Inf.
         """
+        batches, asked = self._asked(leaf, loss, scalars or {}, inputs)
+        sums, grads = self._backward(leaf, step, batches, asked)
+        flat = mx.concatenate([_flat(grads[t.name]) for t in self.loaded.manifest])
+        columns = mx.stack(asked.columns(sums), axis=1)
+        finite = mx.all(mx.isfinite(flat)) & mx.all(mx.isfinite(columns))
+        mx.eval(flat, columns, finite)
+        if not finite.item():
+            raise _not_finite(step, leaf)
+        return np.array(flat), np.array(columns, dtype=np.float32)
+
+    def gradient_by_parts(
+        self,
+        leaf: Leaf,
+        on_begin: Callable[[], None],
+        on_final: Callable[[dict[str, Vector]], None],
+        *,
+        step: int,
+        loss: str = "sft",
+        scalars: Mapping[str, float] | None = None,
+        inputs: Inputs,
+    ) -> RowNumbers:
+        """The same in segments, for who does not want to wait for the end; returns the row numbers.
+
+        `on_begin` is called before the backward, when the row numbers are known to be finite; `on_final` with tensors
+        of the grad_sum by name, flat, float32, finite and final, top layer first. Raises NonFiniteError, also after
+        some of them were given.
+        """
+        batches, asked = self._asked(leaf, loss, scalars or {}, inputs)
+        numbers: list[RowNumbers] = []
+
+        def begin(sums: list[mx.array]) -> None:
+            numbers.append(np.array(mx.stack(asked.columns(sums), axis=1), dtype=np.float32))
+            if not np.isfinite(numbers[0]).all():
+                raise _not_finite(step, leaf)
+            on_begin()
+
+        def final(names: list[str], grads: dict[str, mx.array]) -> None:
+            parts = {name: np.array(_flat(grads[name])) for name in names}
+            if not all(np.isfinite(part).all() for part in parts.values()):
+                raise _not_finite(step, leaf)
+            on_final(parts)
+
+        self._backward(leaf, step, batches, asked, begin, final)
+        return numbers[0]
+
+    def _asked(
+        self, leaf: Leaf, loss: str, scalars: Mapping[str, float], inputs: Inputs
+    ) -> tuple[Sequence[MicroBatch], Objective]:
         batches = micro_batches(leaf)
-        asked = objective(
-            self.spec.method,
-            leaf,
-            loss=loss,
-            scalars=scalars or {},
-            labels=inputs.get("labels", ()),
-            reference=self._references(leaf, batches, loss, inputs),
-        )
-        sums, grads = backward.gradient(
+        labels, reference = inputs.get("labels", ()), self._references(leaf, batches, loss, inputs)
+        method = self.spec.method
+        return batches, objective(method, leaf, loss=loss, scalars=scalars, labels=labels, reference=reference)
+
+    def _backward(
+        self,
+        leaf: Leaf,
+        step: int,
+        batches: Sequence[MicroBatch],
+        asked: Objective,
+        on_begin: OnBegin | None = None,
+        on_final: OnFinal | None = None,
+    ) -> tuple[list[mx.array], dict[str, mx.array]]:
+        return backward.gradient(
             self.loaded.model,
             batches,
             asked.total,
             head_chunk=self.spec.head_chunk,
             path=self.loaded.path,
             dropout_key=numerics.dropout_key(self.spec.seed, step, leaf.index),
+            on_begin=on_begin,
+            on_final=on_final,
         )
-        flat = mx.concatenate([grads[t.name].astype(mx.float32).reshape(-1) for t in self.loaded.manifest])
-        columns = mx.stack(asked.columns(sums), axis=1)
-        finite = mx.all(mx.isfinite(flat)) & mx.all(mx.isfinite(columns))
-        mx.eval(flat, columns, finite)
-        if not finite.item():
-            rows = ", ".join(str(row.row_id) for row in leaf.rows)
-            raise NonFiniteError(f"NaN or Inf in step {step}, leaf {leaf.index}, rows {rows}")
-        return np.array(flat), np.array(columns, dtype=np.float32)
 
     def canary(self) -> Iterator[str]:
         """SHA-256 of the canary leaf's gradient and row numbers, each time it is computed."""
@@ -125,6 +173,15 @@ class Computer:
             return known
         fresh = seen(loss, self._reference_score(batches), target_counts(leaf))
         return [mx.where(mx.isnan(old), new, old) for old, new in zip(known, fresh, strict=True)]
+
+
+def _flat(gradient: mx.array) -> mx.array:
+    return gradient.astype(mx.float32).reshape(-1)
+
+
+def _not_finite(step: int, leaf: Leaf) -> NonFiniteError:
+    rows = ", ".join(str(row.row_id) for row in leaf.rows)
+    return NonFiniteError(f"NaN or Inf in step {step}, leaf {leaf.index}, rows {rows}")
 
 
 def add(left: Vector, right: Vector) -> Vector:

@@ -1,39 +1,29 @@
 """Turns a session's work into answers: the worker's day without its process, threads and socket."""
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
 import mlx.core as mx
-import numpy as np
 
 from mlxdist.node import model as models
-from mlxdist.node.compute import Computer, RowNumbers, add
+from mlxdist.node.assignment import Assignment, NotNeededError, Offer, Say
+from mlxdist.node.compute import Computer
 from mlxdist.node.model import LoadedModel
 from mlxdist.node.session import ComputeCanary, ComputeLeaves, LoadModel, Session, Work
-from mlxdist.node.strain import SwapWatch, named_out_of_memory
+from mlxdist.node.strain import SwapWatch
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import messages as m
 from mlxdist.protocol import numerics
-from mlxdist.protocol.errors import MismatchError, MlxdistError, NonFiniteError, UserError
-from mlxdist.protocol.leaves import Leaf
-from mlxdist.protocol.tree import Span, fold_span, subtrees
-from mlxdist.protocol.vectors import Vector
-from mlxdist.protocol.wire import Buffer
+from mlxdist.protocol.errors import MismatchError, MlxdistError, UserError
 
-Say = Callable[[m.Message, Buffer], None]
-Offer = Callable[[m.Task, Span, Vector], None]
+__all__ = ["Engine", "Offer", "Say", "versions"]
 
 
 def versions() -> dict[str, str]:
     """The packages that must be the same on all nodes."""
     return {name: metadata.version(name) for name in ("mlx", "mlx-lm")}
-
-
-class _NotNeeded(Exception):  # noqa: N818 - nothing is wrong
-    """The rest of an assignment is not needed any more."""
 
 
 class Engine:
@@ -56,7 +46,7 @@ class Engine:
                     say(m.CanaryAnswer(life, tuple(self._ready().canary())), b"")
                 case ComputeLeaves():
                     self._compute(work, session, say, offer)
-        except _NotNeeded:
+        except NotNeededError:
             return
         except UserError as error:
             say(m.Fault(life, "config", str(error)), b"")
@@ -87,59 +77,9 @@ class Engine:
         return loaded
 
     def _compute(self, work: ComputeLeaves, session: Session, say: Say, offer: Offer) -> None:
-        task, life = work.task, session.life
         computer = replace(self._ready(), adapter=work.adapter, reference=work.reference)
         computer.use(work.adapter)
-        clock, segment_size = time.monotonic(), computer.loaded.path.segment_size
-
-        def answer(leaf: Leaf, numbers: RowNumbers) -> None:
-            nonlocal clock
-            now = time.monotonic()
-            message = m.LeafAnswer(
-                life=life,
-                step=task.step,
-                attempt=task.attempt,
-                adapter_version=task.adapter_version,
-                leaf=leaf.index,
-                columns=numbers.shape[1],
-                seconds=now - clock,
-                peak_bytes=mx.get_peak_memory(),
-            )
-            if task.verb == "gradient" and (slow := self._swap.leaf(leaf, now - clock, segment_size)):
-                say(m.Progress(life, slow), b"")
-            clock = now
-            say(message, np.ascontiguousarray(numbers).tobytes())
-
-        def one(index: int) -> Vector:
-            leaf, inputs = work.leaves[index - task.start], work.numbers[index - task.start]
-            if not session.needed(task.attempt):
-                raise _NotNeeded
-            try:
-                with named_out_of_memory(leaf, segment_size):
-                    flat, numbers = computer.gradient(
-                        leaf, step=task.step, loss=task.loss, scalars=task.scalars, inputs=inputs
-                    )
-            except NonFiniteError as error:
-                say(_nonfinite(task, leaf, str(error)), b"")
-                raise _NotNeeded from error
-            answer(leaf, numbers)
-            return flat
-
-        if task.verb == "score":
-            for leaf in work.leaves:
-                if not session.needed(task.attempt):
-                    raise _NotNeeded
-                with named_out_of_memory(leaf, segment_size):
-                    numbers = computer.score(leaf, task.parameters)
-                answer(leaf, numbers)
-            return
-        for span in subtrees(task.total, Span(task.start, task.stop)):
-            offer(task, span, fold_span(span, one, add))
-
-
-def _nonfinite(task: m.Task, leaf: Leaf, reason: str) -> m.Fault:
-    rows = tuple(row.row_id for row in leaf.rows)
-    return m.Fault(task.life, "nonfinite", reason, task.step, task.attempt, leaf.index, rows)
+        Assignment(computer, work, lambda: session.needed(work.task.attempt), say, offer, self._swap).run()
 
 
 def _introduction(life: m.Life, loaded: LoadedModel) -> m.Loaded:

@@ -24,6 +24,7 @@ from mlxdist.node.structure import UnsupportedError
 from mlxdist.node.whole import Loss
 
 Key = TypeVar("Key")
+OnBegin = Callable[[list[mx.array]], None]  # row sums of each micro-batch; the backward begins
 OnFinal = Callable[[list[str], dict[str, mx.array]], None]  # (names, their gradients), evaluated and final
 
 
@@ -63,11 +64,12 @@ def segmented_gradient(
     *,
     segment_size: int,
     head_chunk: int,
+    on_begin: OnBegin | None = None,
     on_final: OnFinal | None = None,
 ) -> tuple[list[mx.array], dict[str, mx.array]]:
     """Row sums of log-probs per batch and the gradient of `loss` by parameter name, evaluated.
 
-    Raises `UnsupportedError` for a model that cannot be cut at its layers.
+    `on_begin` and `on_final` may raise to end it. Raises `UnsupportedError` for a model that cannot be cut at layers.
     """
     parameters = trainable(model)
     passes = [_forward(model, parameters, picks, segment_size) for picks in batches]
@@ -79,6 +81,8 @@ def segmented_gradient(
         one.pulls[top] = scaled(one.pulls[top], slope, one.picks)
         mx.eval(one.pulls)
     gradients: dict[str, mx.array] = {}
+    if on_begin is not None:
+        on_begin(sums)
     for segment in plan.downwards():
         for one in passes:
             _backward(model, plan, one, segment, gradients)

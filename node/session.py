@@ -5,20 +5,22 @@ VectorOffer, VectorBlock, VectorEnd -> a new adapter version, or the reference's
 Task, LeafRows -> ComputeLeaves, as soon as all rows and the adapter version are here
 Credit -> blocks of a partial; Received -> it may be forgotten, or is offered again
 Cancel -> an assignment is dropped
+
+What leaves again is in outgoing.py.
 """
 
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import msgspec
 import numpy as np
 
+from mlxdist.node.outgoing import Growing, Outgoing
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import MismatchError, WireError
 from mlxdist.protocol.leaves import Leaf, unpack_leaf
 from mlxdist.protocol.tree import Span
-from mlxdist.protocol.vectors import IncomingVector, OutgoingVector, Vector
+from mlxdist.protocol.vectors import IncomingVector, Vector
 from mlxdist.protocol.wire import Buffer
 
 
@@ -75,18 +77,28 @@ class Session:
     computing: int | None = None  # the attempt that the engine works on
     over: bool = False  # the coordinator does not know this life any more
     _cancelled: set[int] = field(default_factory=set)
-    _kept: dict[int, tuple[m.VectorOffer, Vector]] = field(default_factory=dict)  # sent, not yet received whole
-    _outbox: deque[tuple[m.Message, Buffer]] = field(default_factory=deque)
     _adapters: dict[int, Vector] = field(default_factory=dict)
     _reference: Vector | None = None
+    _reference_damaged: bool = False  # it comes again; until then nothing is computed, for the base would be taken
     _incoming: dict[int, tuple[m.VectorOffer, IncomingVector]] = field(default_factory=dict)
-    _outgoing: dict[int, OutgoingVector] = field(default_factory=dict)
     _assignments: deque[_Assignment] = field(default_factory=deque)
-    _streams: int = 0
+    outgoing: Outgoing = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.outgoing = Outgoing(self.life)
 
     def say(self, message: m.Message, payload: Buffer = b"") -> None:
-        """Queue a message for the coordinator."""
-        self._outbox.append((message, payload))
+        """Queue a message for the coordinator; one that does not know this life any more is not told anything."""
+        if not self.over:
+            self.outgoing.say(message, payload)
+
+    def end(self) -> None:
+        """This life is over: nothing of it is sent or begun any more."""
+        self.over = True
+        self.outgoing.close()
+        self._incoming.clear()
+        self._assignments.clear()
+        self.work.clear()
 
     def next_work(self) -> Work:
         """Take the next piece of work; an assignment counts as being computed until `done`."""
@@ -108,17 +120,13 @@ class Session:
 
     def take_outgoing(self) -> Iterator[tuple[m.Message, Buffer]]:
         """The messages to send now, each once: what was said, then the blocks that have credit."""
-        while self._outbox:
-            yield self._outbox.popleft()
-        for stream, vector in list(self._outgoing.items()):
-            for index, block in vector.blocks():
-                yield m.VectorBlock(self.life, stream, index), block
-            if vector.all_sent:
-                del self._outgoing[stream]
-                yield m.VectorEnd(self.life, stream, vector.end()), b""
+        return self.outgoing.take()
 
-    def offer_partial(self, task: m.Task, span: Span, vector: Vector) -> None:
-        """Announce the sum over one subtree; its blocks go when the coordinator has room."""
+    def offer_partial(self, task: m.Task, span: Span, vector: Vector, *, growing: bool = False) -> Growing:
+        """Announce the sum over one subtree; its blocks go when the coordinator has room.
+
+        `growing`: no element is final yet; what is returned says later how far they are, and whether it counts.
+        """
         offer = m.VectorOffer(
             life=self.life,
             stream=0,
@@ -131,25 +139,19 @@ class Session:
             stop=span.stop,
             slice_stop=len(vector),
         )
-        self._offer(offer, vector)
-
-    def _offer(self, offer: m.VectorOffer, vector: Vector) -> None:
-        self._streams += 1
-        self._outgoing[self._streams] = OutgoingVector(self._streams, vector)
-        self._kept[self._streams] = (msgspec.structs.replace(offer, stream=self._streams), vector)
-        self.say(self._kept[self._streams][0])
+        return self.outgoing.offer(offer, vector, ready=0 if growing else None)
 
     @property
     def uploading(self) -> bool:
         """Whether a partial, or a message, still waits to be sent."""
-        return bool(self._outgoing or self._outbox)
+        return self.outgoing.waiting
 
     def handle(self, message: m.Message, payload: memoryview) -> None:
         """Take one message. Another life's changes nothing; raises WireError for one that makes no sense here."""
         if isinstance(message, m.Refuse):
             self.work.append(Finish(message.reason, refused=True))
             return
-        if getattr(message, "life", None) != self.life:
+        if getattr(message, "life", None) != self.life or self.over:
             return
         match message:
             case m.Welcome(spec=spec):
@@ -169,10 +171,12 @@ class Session:
                 try:
                     vector.end(digest)
                 except WireError:
+                    self._reference_damaged |= offer.kind == "reference"
                     self.say(m.Received(self.life, stream, whole=False))  # it is offered again
                     return
+                self.say(m.Received(self.life, stream, whole=True))
                 if offer.kind == "reference":
-                    self._reference = vector.buffer
+                    self._reference, self._reference_damaged = vector.buffer, False
                 elif offer.adapter_version >= max(self._adapters, default=-1):  # a late older one changes nothing
                     self._adapters = {offer.adapter_version: vector.buffer}
                 self._start_ready()
@@ -182,29 +186,23 @@ class Session:
                 self._take_rows(message, payload)
                 self._start_ready()
             case m.Credit(stream=stream, upto=upto):
-                if stream in self._outgoing:
-                    self._outgoing[stream].credit(upto)
+                self.outgoing.credit(stream, upto)
             case m.Cancel(attempt=attempt):
                 self._cancel(attempt)
             case m.Received(stream=stream, whole=whole):
-                kept = self._kept.pop(stream, None)
-                if kept is not None and not whole:
-                    self._offer(*kept)
+                self.outgoing.received(stream, whole)
             case m.Stale(over=True):
-                self.over = True
-                self._outgoing.clear()
-                self._kept.clear()
-                self.work.clear()
+                self.end()
             case m.Stale(stream=stream):
-                self._outgoing.pop(stream, None)
-                self._kept.pop(stream, None)
+                self.outgoing.drop(stream)
             case m.Bye(reason=reason):
                 self.work.append(Finish(reason, refused=False))
             case _:
                 raise WireError(f"a worker is not sent {type(message).__name__}")
 
     def _cancel(self, attempt: int) -> None:
-        """Drop what was not begun, and say so at once; what is being computed ends at its next leaf."""
+        """Drop what was not begun, and say so at once; what is being computed ends at its next leaf or segment."""
+        self.outgoing.drop_attempt(attempt)
         self._assignments = deque(one for one in self._assignments if one.task.attempt != attempt)
         self.work = deque(
             one for one in self.work if not (isinstance(one, ComputeLeaves) and one.task.attempt == attempt)
@@ -256,7 +254,7 @@ class Session:
                 raise WireError(f"a task with adapter version {task.adapter_version}, which was replaced")
             if adapter is None or len(self._assignments[0].leaves) < len(indices):
                 return
-            if any(offer.kind == "reference" for offer, _ in self._incoming.values()):
+            if self._reference_damaged or any(offer.kind == "reference" for offer, _ in self._incoming.values()):
                 return  # offered before the task, so the task is to be done with it
             ready = self._assignments.popleft()
             leaves = tuple(ready.leaves[index] for index in indices)

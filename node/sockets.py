@@ -7,28 +7,46 @@ import zmq
 
 from mlxdist.protocol.wire import MAX_PAYLOAD, Frames
 
+CONNECT_SECONDS = 3  # for one try; the system's own tries come ever more rarely, up to a minute apart
+HANDSHAKE_SECONDS = 10  # until a connection on which ZeroMQ's greeting was lost is tried anew
+KEEPALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 60, zmq.TCP_KEEPALIVE_INTVL: 10, zmq.TCP_KEEPALIVE_CNT: 6}
+
 
 class DealerLink:
-    """A Link over a DEALER socket. One thread receives and sends; `wake` may be called from any."""
+    """A Link over a DEALER socket. One thread receives and sends; `wake` may be called from any.
 
-    def __init__(self, endpoint: str, identity: bytes) -> None:
+    ZeroMQ connects again by itself when a connection breaks, and what was under way is lost without a word. `probe`:
+    every new connection begins with an empty message, so that the other side knows.
+    """
+
+    def __init__(self, endpoint: str, identity: bytes, *, probe: bool = False) -> None:
         self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.IDENTITY, identity)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        # Without this a message for a dead coordinator waits, and reaches the next one.
-        self._socket.setsockopt(zmq.IMMEDIATE, 1)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_PAYLOAD)
-        self._socket.setsockopt(zmq.RECONNECT_IVL, 100)
-        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-        self._socket.setsockopt(zmq.SNDHWM, 0)
-        self._socket.connect(endpoint)
+        self._endpoint, self._identity, self._probe = endpoint, identity, probe
+        self._socket = self._dealer()
         self._bell, self._ear = socket.socketpair()
         self._bell.setblocking(False)
         self._ear.setblocking(False)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._ear, zmq.POLLIN)
+
+    def _dealer(self) -> "zmq.Socket[bytes]":
+        dealer = self._context.socket(zmq.DEALER)
+        dealer.setsockopt(zmq.IDENTITY, self._identity)
+        dealer.setsockopt(zmq.LINGER, 0)
+        # Without this a message for a dead coordinator waits, and reaches the next one.
+        dealer.setsockopt(zmq.IMMEDIATE, 1)
+        dealer.setsockopt(zmq.MAXMSGSIZE, MAX_PAYLOAD)
+        dealer.setsockopt(zmq.RECONNECT_IVL, 100)
+        dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        dealer.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_SECONDS * 1000)
+        dealer.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_SECONDS * 1000)
+        for option, value in KEEPALIVE.items():
+            dealer.setsockopt(option, value)
+        dealer.setsockopt(zmq.SNDHWM, 0)
+        dealer.setsockopt(zmq.PROBE_ROUTER, int(self._probe))
+        dealer.connect(self._endpoint)
+        return dealer
 
     def receive(self, timeout: float) -> list[Frames]:
         """What has arrived, waiting up to `timeout` seconds for the first."""
@@ -51,6 +69,13 @@ class DealerLink:
         except zmq.Again:
             return False
         return True
+
+    def renew(self) -> None:
+        """Drop the connection and make a new one; the coordinator hands the name over to it."""
+        self._poller.unregister(self._socket)
+        self._socket.close(0)
+        self._socket = self._dealer()
+        self._poller.register(self._socket, zmq.POLLIN)
 
     def wake(self) -> None:
         """End a `receive` that waits in another thread."""

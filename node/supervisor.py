@@ -4,13 +4,14 @@ No mlx here: a worker that aborts, runs out of memory or holds the interpreter's
 the node.
 """
 
+import os
 import platform
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from os import environ, getpid
@@ -26,7 +27,9 @@ from mlxdist.protocol.wire import decode, encode
 
 TAIL_LINES = 20
 ENLIST_SECONDS = 0.5  # between tries to be admitted
+UNANSWERED_BEATS = 8  # until the connection counts as dead: by then this node does so at the coordinator
 KILL_SECONDS = 5.0  # from asking a worker to end until it is killed
+COMMAND = ("-u", "-m", "mlxdist.node.worker")  # of the interpreter
 
 
 @dataclass
@@ -37,12 +40,13 @@ class Worker:
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
     unseen: deque[str] = field(default_factory=lambda: deque(maxlen=1000))
     reader: threading.Thread | None = None
+    kill_seconds: float = KILL_SECONDS
 
     @classmethod
-    def start(cls, environment: Mapping[str, str]) -> "Worker":
+    def start(cls, environment: Mapping[str, str], command: Sequence[str] = COMMAND) -> "Worker":
         """Start a worker that waits for its first order."""
         process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "mlxdist.node.worker"],
+            [sys.executable, *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -80,15 +84,26 @@ class Worker:
         return describe_exit(code)
 
     def stop(self) -> None:
-        """End the worker: the end of its input first, then SIGTERM, then SIGKILL."""
+        """End the worker: the end of its input first, then SIGTERM, and SIGKILL within `KILL_SECONDS`."""
         assert self.process.stdin is not None
         for step in (self.process.stdin.close, self.process.terminate, self.process.kill):
             try:
                 step()
-                self.process.wait(KILL_SECONDS / 2)
+                self.process.wait(self.kill_seconds / 2)
             except (subprocess.TimeoutExpired, BrokenPipeError, ProcessLookupError):
                 continue
-            return
+            break
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Close the pipes of a worker that has ended."""
+        with suppress(BrokenPipeError):
+            if self.process.stdin is not None:
+                self.process.stdin.close()
+        if self.reader is not None:
+            self.reader.join(1.0)  # it ends with the worker, unless something that the worker started lives on
+            if not self.reader.is_alive() and self.process.stdout is not None:
+                self.process.stdout.close()
 
     def kill(self) -> None:
         """End a worker that may not listen any more."""
@@ -133,10 +148,11 @@ class Supervisor:
         launched: bool,
         wait_seconds: float,
         clock: Callable[[], float] = time.monotonic,
+        start_worker: Callable[[Mapping[str, str]], Worker] = Worker.start,
     ) -> None:
         """`launched`: leave at the goodbye, instead of waiting for the next coordinator at the same place."""
         self.name, self.host, self.link, self.launched = name, host, link, launched
-        self.wait_seconds, self.clock = wait_seconds, clock
+        self.wait_seconds, self.clock, self.start_worker = wait_seconds, clock, start_worker
         self.worker: Worker | None = None
         self.life: m.Life | None = None
         self.environment: dict[str, str] = {}
@@ -144,6 +160,7 @@ class Supervisor:
         self.beats = 0
         self.heard = self.spoken = clock()
         self.spoken -= ENLIST_SECONDS
+        self.unanswered: float | None = None  # when something was first said to which nothing has come back
         self.backoff = Backoff()
         self.resting_until: float | None = None  # when a worker that ended is started again
         self.exit_code: int | None = None
@@ -154,7 +171,7 @@ class Supervisor:
         try:
             while self.exit_code is None:
                 for frames in self.link.receive(min(self.beat_seconds / 2, 0.5)):
-                    self.heard = self.clock()
+                    self.heard, self.unanswered = self.clock(), None
                     try:
                         message, _ = decode(frames)
                     except WireError as error:
@@ -178,7 +195,10 @@ class Supervisor:
             self.exit_code, self.reason = code, reason
 
     def _send(self, message: m.Message) -> bool:
-        return self.link.send(encode(message))
+        sent = self.link.send(encode(message))
+        if sent and self.unanswered is None:
+            self.unanswered = self.clock()
+        return sent
 
     def _handle(self, message: m.Message) -> None:
         match message:
@@ -195,11 +215,11 @@ class Supervisor:
             case m.Restart(worker_pid=pid, life=life) if life == self.life:
                 if self.worker is not None and pid in (0, self.worker.process.pid):
                     self.worker.kill()
-            case m.Stale(over=True):
-                self.life = None  # another coordinator lives now: ask it to be admitted
+            case m.Stale(over=True, life=life) if life == self.life:
+                self.life = None  # another coordinator lives now, or a new life is due: ask to be admitted
 
     def _admitted(self, admit: m.Admit) -> None:
-        if admit.life == self.life:
+        if admit.life == self.life or self.resting_until is not None:
             return
         self.life, self.beat_seconds = admit.life, admit.beat_seconds
         self.backoff.first_seconds = admit.restart_seconds
@@ -210,7 +230,7 @@ class Supervisor:
             self.worker = None
         if self.worker is None:
             self.environment = admit.environment
-            self.worker = Worker.start(admit.environment)
+            self.worker = self.start_worker(admit.environment)
         endpoint = f"tcp://{self.host}:{admit.data_port}"
         self.worker.order(endpoint, self.name, admit.life, admit.memory_limit_bytes)
 
@@ -218,11 +238,17 @@ class Supervisor:
         now = self.clock()
         if now - self.heard > self.wait_seconds:
             self._leave(1, f"no coordinator for {self.wait_seconds:.0f} s")
+        if self.unanswered is not None and now - self.unanswered > UNANSWERED_BEATS * self.beat_seconds:
+            # Every beat is answered, so this connection leads nowhere. The system would try it for a quarter of an
+            # hour, ever more rarely; a new one works as soon as the network does.
+            self.link.renew()
+            self.unanswered = None
         if self.resting_until is not None and now >= self.resting_until:
             self.resting_until = self.life = None  # the next worker is a new life: ask for it
         if self.life is None:
-            if now - self.spoken >= ENLIST_SECONDS:
-                pid = self.worker.process.pid if self.worker is not None else 0
+            if now - self.spoken >= ENLIST_SECONDS and self.resting_until is None:
+                lives = self.worker is not None and self.worker.process.poll() is None
+                pid = self.worker.process.pid if self.worker is not None and lives else 0
                 if self._send(m.Enlist(m.PROTOCOL_VERSION, self.name, getpid(), pid, host_facts())):
                     self.spoken = now
             return
@@ -232,6 +258,7 @@ class Supervisor:
             if cause is not None:
                 self._pass_on_lines(self.worker, self.life)
                 self._send(m.WorkerExit(self.life, cause, tuple(self.worker.tail)))
+                self.worker.let_go()
                 self.worker = None
                 self._rest(now, cause)
         if now - self.spoken >= self.beat_seconds:
@@ -268,7 +295,7 @@ def watch_launcher(orphaned: threading.Event) -> threading.Thread:
     """Set the event at the end of standard input: whoever launched this node has gone."""
 
     def wait() -> None:
-        while sys.stdin.buffer.read(4096):
+        while os.read(0, 4096):  # past the buffer of sys.stdin, whose lock would be held when the interpreter ends
             pass
         orphaned.set()
 

@@ -36,6 +36,12 @@ class Need:
         """Bytes of the model and of the largest leaf's backward."""
         return self.model + self.settings.peak + WORKER_BYTES
 
+    @property
+    def rows(self) -> str:
+        """What a leaf holds: 'a row', '4 pairs'."""
+        unit = "pair" if self.leaf.batches == 2 else "row"
+        return f"a {unit}" if self.leaf.rows == 1 else f"{self.leaf.rows} {unit}s"
+
     def longest(self, limit: int) -> int:
         """The largest `batch.max_length` in tokens whose leaf fits under `limit`, whatever the settings; 0 for none."""
         positions = largest_length(self.shape, self.leaf, limit - self.model - WORKER_BYTES)
@@ -45,11 +51,10 @@ class Need:
         """Why a node that may use `limit` bytes cannot take part, and what would help; None where it fits."""
         if self.total <= limit:
             return None
-        rows = "a row" if self.leaf.rows == 1 else f"{self.leaf.rows} rows"
         return (
             f"may use {said_bytes(limit)}, and the run needs {said_bytes(self.total)}: {said_bytes(self.model)} for "
-            f"the model, {said_bytes(WORKER_BYTES)} for its process, {said_bytes(self.settings.peak)} for {rows} of "
-            f"{self.leaf.length + 1} tokens. {self._cure(limit)}"
+            f"the model, {said_bytes(WORKER_BYTES)} for its process, {said_bytes(self.settings.peak)} for "
+            f"{self.rows} of {self.leaf.length + 1} tokens. {self._cure(limit)}"
         )
 
     def _cure(self, limit: int) -> str:
@@ -62,7 +67,7 @@ class Need:
         else:
             cures.append(f"batch.max_length = {longest} would fit")
         if self.leaf.rows > 1:
-            cures.append("fewer rows in a leaf (batch.micro_size) need less")
+            cures.append("a smaller batch.micro_size needs less")
         return "; ".join(cures) + "."
 
 

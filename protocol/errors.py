@@ -17,9 +17,13 @@ Every message says what, where and what to do.
 
 
 class MlxdistError(Exception):
-    """The root: whatever the run cannot recover from. Carries the command's exit code."""
+    """The root: whatever the run cannot recover from. Carries the command's exit code, and the leaf at fault if any."""
 
     exit_code = 1
+
+    def __init__(self, *message: object, leaf: int | None = None) -> None:
+        super().__init__(*message)
+        self.leaf = leaf
 
 
 class UserError(MlxdistError):

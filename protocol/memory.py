@@ -30,6 +30,10 @@ class ModelShape:
     vocabulary: int  # V
     half: bool  # activations of 2 bytes, not 4
     heavier: float = 1.0  # times what a llama of these sizes keeps
+    state_layers: int = 0  # of linear attention
+    state: int = 0  # elements of the state that such a layer keeps for every position
+    state_values: int = 0  # features of its values
+    measured: bool = True  # whether models of this architecture were measured; else it is taken for a llama
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +73,13 @@ class _Coefficients:
     logits_in_graph: float  # the same where the whole graph is computed at once
 
 
-# Architectures that keep more than a llama of their sizes: scores computed by hand, several streams, linear attention.
-# The largest of measured / predicted at 256 and 1,024 positions; twenty others lie between 0.86 and 1.15.
+# What layers of linear attention hold beside a llama's (the gated delta rule of qwen3_next): training goes through them
+# position by position. Bytes per element of the state and position, and per feature of the values and two positions.
+_STATE_KEPT, _STATE_ONCE, _STATE_VALUES_ONCE = 4.0, 7.0, 1.2
+
+# Architectures that were measured (scripts/check_memory_model.py) and take what a llama of their sizes takes, within a
+# fifth; and those that take more: scores computed by hand, several streams, states.
+_LIKE_LLAMA = ("llama",)
 _HEAVIER = {
     "deepseek_v3": 1.3,
     "falcon_h1": 1.7,
@@ -81,8 +90,6 @@ _HEAVIER = {
     "gpt_oss": 1.4,
     "mamba2": 2.9,
     "nemotron_h": 1.7,
-    "qwen3_5": 4.0,
-    "qwen3_next": 4.0,
 }
 
 # A half-precision model keeps more than half: its LoRA layers multiply copies of their inputs in float32.
@@ -106,9 +113,11 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
     always = _first(text, "shared_expert_intermediate_size", default=0)
     always += _first(text, "n_shared_experts", "num_shared_experts", default=0) * expert
     architecture = str(text.get("model_type", ""))
-    families = [family for family in _HEAVIER if architecture.startswith(family)]
+    families = [family for family in (*_LIKE_LLAMA, *_HEAVIER) if architecture.startswith(family)]
+    layers = _first(text, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    states, state_heads, state_keys, state_values = _linear_attention(text, layers)
     return ModelShape(
-        layers=_first(text, "num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+        layers=layers,
         hidden=hidden,
         heads=heads,
         query=heads * head_size,
@@ -116,7 +125,11 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
         expanded=sent_to * expert + always if sent_to else dense,
         vocabulary=_first(text, "vocab_size"),
         half="32" not in str(text.get("dtype") or text.get("torch_dtype") or ""),
-        heavier=_HEAVIER[max(families, key=len)] if families else 1.0,
+        heavier=_HEAVIER.get(max(families, key=len, default=""), 1.0),
+        state_layers=states,
+        state=state_heads * state_keys * state_values,
+        state_values=state_heads * state_values,
+        measured=bool(families),
     )
 
 
@@ -129,10 +142,11 @@ def peak(shape: ModelShape, leaf: LeafSize, *, segment_size: int, head_chunk: in
     logits = min(head_chunk, leaf.picked) * shape.vocabulary
     if segment_size == WHOLE_GRAPH:
         kept = leaf.batches * shape.layers * _kept(shape, leaf) + 2 * _once(shape, leaf)
+        kept += _states_held(shape, leaf, leaf.batches * shape.state_layers)
         return round(kept + logits * _of(shape).logits_in_graph + 2 * head_states + adapter)
     size = min(segment_size, shape.layers)
     borders = leaf.batches * (-(-shape.layers // size) - 1) * positions * shape.hidden * element
-    layers = size * _kept(shape, leaf) + _once(shape, leaf)
+    layers = size * _kept(shape, leaf) + _once(shape, leaf) + _states_held(shape, leaf, min(size, shape.state_layers))
     return round(borders + head_states + adapter + max(logits * _of(shape).logits, layers))
 
 
@@ -187,11 +201,33 @@ def _once(shape: ModelShape, leaf: LeafSize) -> float:
     return shape.heavier * leaf.rows * leaf.length * (features + c.once_scores * shape.heads * leaf.length)
 
 
+def _states_held(shape: ModelShape, leaf: LeafSize, layers: int) -> float:
+    """What `layers` layers of linear attention hold beside that, the one in work included."""
+    if not layers:
+        return 0.0
+    once = _STATE_ONCE * shape.state + _STATE_VALUES_ONCE * shape.state_values * leaf.length
+    return leaf.rows * leaf.length * (layers * _STATE_KEPT * shape.state + once)
+
+
 def _chunk(shape: ModelShape, leaf: LeafSize, segment_size: int) -> int:
     """The largest chunk whose logits take no more than the layers do anyway."""
-    layers = (segment_size or 1) * _kept(shape, leaf) + _once(shape, leaf)
+    size = segment_size or 1
+    layers = size * _kept(shape, leaf) + _once(shape, leaf) + _states_held(shape, leaf, min(size, shape.state_layers))
     fitting = (chunk for chunk in CHUNKS if chunk * shape.vocabulary * _of(shape).logits <= layers)
     return next(fitting, CHUNKS[-1])
+
+
+def _linear_attention(text: Mapping[str, Any], layers: int) -> tuple[int, int, int, int]:
+    """How many layers have linear attention, its heads, and the features of a key and of a value; zeros without any."""
+    if kimi := text.get("linear_attn_config"):
+        return len(kimi["kda_layers"]), int(kimi["num_heads"]), int(kimi["head_dim"]), int(kimi["head_dim"])
+    names = ("linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim")
+    heads, keys, values = (_first(text, name, default=0) for name in names)
+    full = _first(text, "full_attention_interval", default=0)
+    count = layers - layers // full if full else layers
+    if kinds := text.get("layer_types"):
+        count = list(kinds).count("linear_attention")
+    return (count, heads, keys, values) if heads else (0, 0, 0, 0)
 
 
 def _first(values: Mapping[str, Any], *names: str, default: int | None = None) -> int:

@@ -32,6 +32,7 @@ class NodeEvent(Enum):
     BEAT_AGAIN_BUSY = "beat again, with work"
     LOST = "lost"
     WORKER_EXIT = "worker exit"
+    CONNECTION_LOST = "connection lost"
     BYE = "bye"
 
 
@@ -47,8 +48,8 @@ NODE_TRANSITIONS: Mapping[tuple[NodeState, NodeEvent], NodeState] = {
     (_N.BUSY, _V.SILENT): _N.SUSPECT,
     (_N.SUSPECT, _V.BEAT_AGAIN): _N.READY,
     (_N.SUSPECT, _V.BEAT_AGAIN_BUSY): _N.BUSY,
-    # A worker that lost its connection says hello again: what it had in work is given to others.
-    **{(state, _V.WORKER_HELLO): _N.LOADING for state in (_N.LOADING, _N.READY, _N.BUSY, _N.SUSPECT)},
+    # A worker that lost its connection begins anew in a new life: what it had in work is given to others.
+    **{(state, _V.CONNECTION_LOST): _N.CONNECTING for state in (_N.LOADING, _N.READY, _N.BUSY, _N.SUSPECT)},
     **{(state, _V.WORKER_EXIT): _N.CONNECTING for state in (_N.CONNECTING, _N.LOADING, _N.READY, _N.BUSY, _N.SUSPECT)},
     **{(state, _V.LOST): _N.DEAD for state in (_N.CONNECTING, _N.LOADING, _N.READY, _N.BUSY, _N.SUSPECT)},
     **{(state, _V.BYE): _N.LEFT for state in NodeState},
@@ -63,6 +64,7 @@ class StepState(Enum):
     SCORED = "scored"
     COMPUTING = "computing"
     SUMMED = "summed"
+    AUDITING = "auditing"  # some leaves are computed once more, before the sum is used
 
 
 class StepEvent(Enum):
@@ -72,6 +74,8 @@ class StepEvent(Enum):
     SCORES_IN = "scores in"
     GRADIENT_BEGUN = "gradient begun"
     PARTIALS_IN = "partials in"
+    AUDIT_BEGUN = "audit begun"
+    AUDIT_IN = "audit in"
 
 
 STEP_TRANSITIONS: Mapping[tuple[StepState, StepEvent], StepState] = {
@@ -80,6 +84,8 @@ STEP_TRANSITIONS: Mapping[tuple[StepState, StepEvent], StepState] = {
     (StepState.PLANNED, StepEvent.GRADIENT_BEGUN): StepState.COMPUTING,
     (StepState.SCORED, StepEvent.GRADIENT_BEGUN): StepState.COMPUTING,
     (StepState.COMPUTING, StepEvent.PARTIALS_IN): StepState.SUMMED,
+    (StepState.SUMMED, StepEvent.AUDIT_BEGUN): StepState.AUDITING,
+    (StepState.AUDITING, StepEvent.AUDIT_IN): StepState.SUMMED,
 }
 
 

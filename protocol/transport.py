@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 from mlxdist.protocol.wire import Buffer, Frames
 
 CONTROL, DATA = "control", "data"
+PROBE: Frames = [b""]  # the first thing on every new connection of a worker: what was under way on the last one is lost
 
 
 class Parcel(NamedTuple):
@@ -19,6 +20,11 @@ class Parcel(NamedTuple):
     channel: str
     peer: bytes
     frames: Frames
+
+
+def is_probe(frames: Frames) -> bool:
+    """Whether this is no message, but the sign that a connection is new."""
+    return len(frames) == 1 and not len(frames[0])
 
 
 class Hub(Protocol):
@@ -45,6 +51,12 @@ class Link(Protocol):
 
     def send(self, frames: Frames) -> bool:
         """Hand the frames over without blocking; False when there is no connection yet or no room."""
+
+    def renew(self) -> None:
+        """Drop the connection, which may be dead without anybody having said so, and make a new one.
+
+        What was handed over and has not left is lost with it.
+        """
 
     def wake(self) -> None:
         """End a `receive` that waits in another thread."""
@@ -107,6 +119,16 @@ class MemoryLink:
         """Put a copy of the frames where the hub finds them."""
         self.hub.inbox.append(Parcel(self.channel, self.peer, _copied(frames)))
         return True
+
+    def renew(self) -> None:
+        """Nothing can be half open here."""
+
+    def reset(self) -> None:
+        """The connection breaks and is there again: what was under way in either direction is lost."""
+        mine = (self.channel, self.peer)
+        self.hub.inbox = deque(parcel for parcel in self.hub.inbox if (parcel.channel, parcel.peer) != mine)
+        self.inbox.clear()
+        self.hub.inbox.append(Parcel(*mine, PROBE))
 
     def wake(self) -> None:
         """Nothing waits."""

@@ -44,6 +44,15 @@ def fold_span(span: Span, item: Callable[[int], T], add: Callable[[T, T], T]) ->
     return add(sum_left, fold_span(right, item, add))
 
 
+def left_of_last(span: Span) -> list[Span]:
+    """The subtrees that are added to a subtree's last leaf, from the left; the rightmost is added first."""
+    lefts = []
+    while len(span) > 1:
+        left, span = halves(span)
+        lefts.append(left)
+    return lefts
+
+
 def fold(items: Sequence[T], add: Callable[[T, T], T]) -> T:
     """Combine one item or more in the order of the canonical tree over them."""
     if not items:

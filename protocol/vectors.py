@@ -36,11 +36,15 @@ def _bytes(vector: Vector) -> memoryview:
 
 @dataclass
 class OutgoingVector:
-    """The sending half: which blocks may go now. A vector that goes to many is hashed once, by who gives `digest`."""
+    """The sending half: which blocks may go now. A vector that goes to many is hashed once, by who gives `digest`.
+
+    One that still grows has `ready` elements that will not change any more; None: it is whole. Its END waits for that.
+    """
 
     stream: int
     vector: Vector
     digest: str = ""
+    ready: int | None = None
     sent: int = 0
     granted: int = 0
     _hash: "hashlib._Hash" = field(default_factory=hashlib.sha256)
@@ -53,7 +57,7 @@ class OutgoingVector:
     def blocks(self) -> Iterator[tuple[int, memoryview]]:
         """The (index, bytes) that may be sent now, each once. A block is hashed after it is taken, while it travels."""
         flat = _bytes(self.vector)
-        while self.sent < self.granted:
+        while self.sent < min(self.granted, self._blocks_ready):
             index = self.sent
             self.sent += 1
             yield index, flat[index * BLOCK_BYTES : (index + 1) * BLOCK_BYTES]
@@ -61,9 +65,15 @@ class OutgoingVector:
                 self._hash_upto(index + 1)
 
     @property
+    def _blocks_ready(self) -> int:
+        if self.ready is None or self.ready == len(self.vector):
+            return block_count(len(self.vector))
+        return self.ready // BLOCK_ELEMENTS
+
+    @property
     def all_sent(self) -> bool:
         """Whether only the END is left to send."""
-        return self.sent == block_count(len(self.vector))
+        return self.ready is None and self.sent == block_count(len(self.vector))
 
     def end(self) -> str:
         """The hash that the END carries."""

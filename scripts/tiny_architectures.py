@@ -358,12 +358,22 @@ def architectures() -> Iterator[str]:
             yield found.name
 
 
-def tiny_model(architecture: str, *, seed: int = 1, **changes: Any) -> nn.Module:
-    """A random float32 model of `architecture`, frozen, in training mode."""
-    module = importlib.import_module(f"mlx_lm.models.{architecture}")
+def tiny_config(architecture: str, **changes: Any) -> dict[str, Any]:
+    """What tiny_model makes `architecture` of: all sizes under all their names."""
     values = {**COMMON, "model_type": architecture.replace("-", "_"), **SPECIAL.get(architecture, {}), **changes}
     if "text_config" in values:
         values["text_config"] = {**COMMON, **values["text_config"], **changes}
+    return values
+
+
+def tiny_model(architecture: str, *, seed: int = 1, **changes: Any) -> nn.Module:
+    """A random float32 model of `architecture`, frozen, in training mode."""
+    return model_of(architecture, tiny_config(architecture, **changes), seed=seed)
+
+
+def model_of(architecture: str, values: dict[str, Any], *, seed: int = 1) -> nn.Module:
+    """The same from a whole configuration."""
+    module = importlib.import_module(f"mlx_lm.models.{architecture}")
     mx.random.seed(seed)
     model: nn.Module = module.Model(module.ModelArgs.from_dict(values))
     model.update(tree_unflatten(_drawn_apart(tree_flatten(model.parameters()))))

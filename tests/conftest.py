@@ -13,6 +13,8 @@ from mlxdist.node.blas import use_openblas
 from tests.node_pools import Pools, node_pools
 
 if TYPE_CHECKING:
+    from tests.fault_nodes import FaultNodes
+    from tests.fault_runs import Undisturbed
     from tests.forked_coordinator import Coordinators
 
 # One thread and no TF32: with more threads, or with TF32, the same sum has other bits.
@@ -43,11 +45,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def launcher(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Coordinators]":
     """Starts coordinators over two nodes, a and b, which a person would have started by hand."""
-    from tests.fault_runs import nodes_by_hand
+    from tests.fault_nodes import fault_nodes
     from tests.forked_coordinator import coordinators
+    from tests.node_pools import start_node
 
     folder = tmp_path_factory.mktemp("launcher")
-    with nodes_by_hand(folder / "nodes", "a", "b") as nodes, coordinators(folder, nodes) as launcher:
+    with fault_nodes(folder) as nodes, coordinators(folder, nodes) as launcher:
+        for name in ("a", "b"):
+            nodes.processes[name] = start_node(nodes.port, name, nodes.logs)
         yield launcher
 
 
@@ -56,3 +61,27 @@ def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pools]:
     """Pools of real nodes, each started when it is first asked for."""
     with node_pools(tmp_path_factory.mktemp("pools")) as pools:
         yield pools
+
+
+@pytest.fixture(scope="session")
+def all_fault_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator["FaultNodes"]:
+    """Nodes behind proxies for the whole session, each started when a test first names it."""
+    from tests.fault_nodes import fault_nodes
+
+    with fault_nodes(tmp_path_factory.mktemp("nodes")) as nodes:
+        yield nodes
+
+
+@pytest.fixture
+def nodes(all_fault_nodes: "FaultNodes") -> Iterator["FaultNodes"]:
+    """Nodes that a test may hurt; a test says first which ones are `ready`."""
+    yield all_fault_nodes
+    all_fault_nodes.check()
+
+
+@pytest.fixture(scope="session")
+def undisturbed(all_fault_nodes: "FaultNodes", model: Path, tmp_path_factory: pytest.TempPathFactory) -> "Undisturbed":
+    """The SHA-256 of the adapter of a run that nothing happened to, by method."""
+    from tests.fault_runs import Undisturbed
+
+    return Undisturbed(all_fault_nodes, model, tmp_path_factory.mktemp("undisturbed"))

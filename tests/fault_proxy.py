@@ -1,43 +1,119 @@
-"""A link that a test can hurt: passes bytes between nodes and a coordinator, watches for message types, and breaks.
+"""A link that a test can hurt: it carries one node's messages to and from the coordinator, sees each, and breaks.
 
-A message's type stands in its header in plain letters, so that a test can act at the very moment in which, say, the
-first block of a partial goes up.
+The proxy understands ZeroMQ's frames, so that a test can act at the very moment in which, say, the first block of a
+partial goes up, and can change or drop just that message. Each node has a proxy of its own, on two ports that it picks;
+the coordinator's Admit is rewritten to name the proxy's data port.
 """
 
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import BinaryIO, NamedTuple, TypeVar
 
-UP, DOWN = "up", "down"
-HOST = "127.0.0.2"  # beside the coordinator's 127.0.0.1, so that both can have the same ports
+import msgspec
+
+from mlxdist.protocol import messages as m
+from mlxdist.protocol.errors import WireError
+from mlxdist.protocol.transport import CONTROL, DATA
+from mlxdist.protocol.wire import Buffer, decode, encode
+
+M = TypeVar("M", bound=m.Message)
+
+UP, DOWN = "up", "down"  # towards the coordinator, towards the node
+HOST = "127.0.0.1"
+GREETING_BYTES = 64  # of ZMTP 3, before the first frame
+MORE, LONG, COMMAND = 1, 2, 4  # the flags of a ZMTP frame
+RETRY_SECONDS = 0.05  # while no coordinator listens
+PATIENCE_SECONDS = 60.0  # for whatever an action waits for
+
+
+@dataclass
+class Seen:
+    """A message on its way, before it is passed on. An action may change it, drop it, or swallow what follows."""
+
+    direction: str
+    message: m.Message
+    payload: bytes
+    dropped: bool = False
+    last: bool = False  # nothing comes after it on this connection and in this direction: it is all swallowed
+
+
+Action = Callable[[Seen], None]
+Test = Callable[[m.Message], bool]
+
+
+class Rule(NamedTuple):
+    """What to do when a message is seen. `fired` is set once it was done."""
+
+    direction: str
+    test: Test
+    action: Action
+    once: bool
+    fired: threading.Event
 
 
 @dataclass
 class Proxy:
-    """Between 127.0.0.2 and 127.0.0.1, on `ports`. `triggers`: (direction, bytes) -> what to do at its first sight."""
+    """Between one node and the coordinator's control port `target` (data is the next one)."""
 
-    ports: tuple[int, ...]
-    triggers: dict[tuple[str, bytes], Callable[[], None]] = field(default_factory=dict)
-    damage: dict[str, int] = field(default_factory=dict)  # direction -> how many large chunks get one bit flipped
-    passing: dict[str, threading.Event] = field(
-        default_factory=lambda: {UP: threading.Event(), DOWN: threading.Event()}
-    )
-    damaged: int = 0
+    target: int
+    ports: dict[str, int] = field(default_factory=dict)
+    journal: list[tuple[str, m.Message]] = field(default_factory=list)  # all that was seen, in order
+    errors: list[BaseException] = field(default_factory=list)  # of the actions
+    _online: threading.Event = field(default_factory=threading.Event)
+    _rules: list[Rule] = field(default_factory=list)
     _listeners: list[socket.socket] = field(default_factory=list)
     _pipes: list[socket.socket] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _closed: bool = False
 
     def start(self) -> "Proxy":
         """Listen, and pass everything."""
-        for direction in (UP, DOWN):
-            self.passing[direction].set()
-        for port in self.ports:
-            listener = socket.create_server((HOST, port))
+        self._online.set()
+        for channel, port in ((CONTROL, self.target), (DATA, self.target + 1)):
+            listener = socket.create_server((HOST, 0))
             self._listeners.append(listener)
+            self.ports[channel] = listener.getsockname()[1]
             threading.Thread(target=self._accept, args=(listener, port), daemon=True).start()
         return self
+
+    # ---- what a test does
+
+    def when(self, direction: str, test: Test, action: Action = lambda seen: None, *, once: bool = True) -> Rule:
+        """Act at the first such message (or at each); the returned rule's `fired` tells that it happened."""
+        rule = Rule(direction, test, action, once, threading.Event())
+        with self._lock:
+            self._rules.append(rule)
+        return rule
+
+    def saw(self, direction: str, kind: type[M]) -> list[M]:
+        """All messages of a kind that went in a direction so far, in order."""
+        return [message for way, message in list(self.journal) if way == direction and isinstance(message, kind)]
+
+    def forget(self) -> None:
+        """No rule is left, nothing was seen, and the node is online."""
+        with self._lock:
+            self._rules.clear()
+        self.journal.clear()
+        self.errors.clear()
+        self.online()
+
+    @property
+    def is_online(self) -> bool:
+        """Whether connections are passed."""
+        return self._online.is_set()
+
+    def offline(self) -> None:
+        """Close every connection that there is; new ones wait."""
+        self._online.clear()
+        self.cut()
+
+    def online(self) -> None:
+        """Let those through that wait."""
+        self._online.set()
 
     def cut(self) -> None:
         """Close every connection that there is; new ones are passed."""
@@ -48,11 +124,13 @@ class Proxy:
 
     def close(self) -> None:
         """End."""
+        self._closed = True
+        self._online.set()
         for listener in self._listeners:
             _end(listener)
-        for direction in (UP, DOWN):
-            self.passing[direction].set()
         self.cut()
+
+    # ---- what it does all day
 
     def _accept(self, listener: socket.socket, port: int) -> None:
         while True:
@@ -60,39 +138,105 @@ class Proxy:
                 node, _ = listener.accept()
             except OSError:
                 return
-            try:
-                coordinator = socket.create_connection(("127.0.0.1", port))
-            except OSError:
+            threading.Thread(target=self._connect, args=(node, port), daemon=True).start()
+
+    def _connect(self, node: socket.socket, port: int) -> None:
+        """Find the coordinator, which need not live yet, for a node that waits."""
+        coordinator = None
+        while coordinator is None:
+            self._online.wait()
+            if self._closed or _hung_up(node):
                 node.close()
-                continue
-            with self._lock:
-                self._pipes += [node, coordinator]
-            for source, target, direction in ((node, coordinator, UP), (coordinator, node, DOWN)):
-                threading.Thread(target=self._pass, args=(source, target, direction), daemon=True).start()
+                return
+            try:
+                coordinator = socket.create_connection((HOST, port))
+            except OSError:
+                time.sleep(RETRY_SECONDS)
+        with self._lock:
+            self._pipes += [node, coordinator]
+        for source, target, direction in ((node, coordinator, UP), (coordinator, node, DOWN)):
+            threading.Thread(target=self._pass, args=(source, target, direction), daemon=True).start()
 
     def _pass(self, source: socket.socket, target: socket.socket, direction: str) -> None:
-        seen = b""
         try:
-            while chunk := source.recv(65536):
-                self.passing[direction].wait()
-                seen = seen[-32:] + chunk
-                for key in [key for key in self.triggers if key[0] == direction and key[1] in seen]:
-                    if action := self.triggers.pop(key, None):
-                        action()
-                target.sendall(self._hurt(chunk, seen, direction))
-        except OSError:
+            left = GREETING_BYTES
+            while left and (chunk := source.recv(left)):
+                target.sendall(chunk)
+                left -= len(chunk)
+            with source.makefile("rb") as stream:
+                self._pass_frames(stream, target, direction)
+        except (OSError, EOFError):
             pass
         _end(source)
         _end(target)
 
-    def _hurt(self, chunk: bytes, seen: bytes, direction: str) -> bytes:
-        """One flipped bit in the last byte of a chunk that ends within a block's numbers."""
-        if not self.damage.get(direction) or b"VectorBlock" not in seen or b"VectorEnd" in seen or len(chunk) < 2000:
-            return chunk
-        self.damage[direction] -= 1
-        self.damaged += 1
-        place = chunk.index(b"VectorBlock") + 1500 if b"VectorBlock" in chunk[:-1600] else len(chunk) - 300
-        return chunk[:place] + bytes([chunk[place] ^ 1]) + chunk[place + 1 :]
+    def _pass_frames(self, stream: BinaryIO, target: socket.socket, direction: str) -> None:
+        frames: list[bytes] = []
+        swallow = False
+        while True:
+            flags, body = _read_frame(stream)
+            if flags & COMMAND:
+                target.sendall(_frame(flags, body))
+                continue
+            frames.append(body)
+            if flags & MORE:
+                continue
+            if not swallow:
+                out, swallow = self._look(direction, frames)
+                target.sendall(b"".join(_frame(MORE if i < len(out) - 1 else 0, bytes(f)) for i, f in enumerate(out)))
+            frames = []
+
+    def _look(self, direction: str, frames: list[bytes]) -> tuple[list[Buffer], bool]:
+        """What to pass on of a message, and whether all after it is swallowed."""
+        try:
+            message, payload = decode(frames)
+        except WireError:
+            return list(frames), False
+        if isinstance(message, m.Admit):
+            message = msgspec.structs.replace(message, data_port=self.ports[DATA])
+        seen = Seen(direction, message, bytes(payload))
+        self.journal.append((direction, message))
+        with self._lock:
+            due = [rule for rule in self._rules if rule.direction == direction and rule.test(message)]
+            self._rules = [rule for rule in self._rules if not (rule.once and rule in due)]
+        for rule in due:
+            try:
+                rule.action(seen)
+            except BaseException as error:  # the test reads it
+                self.errors.append(error)
+            rule.fired.set()
+        return [] if seen.dropped else encode(seen.message, seen.payload), seen.last
+
+
+def wait_for(event: threading.Event, what: str) -> None:
+    """For an action that holds a message back until something else has happened."""
+    assert event.wait(PATIENCE_SECONDS), f"waited {PATIENCE_SECONDS:.0f} s for {what}"
+
+
+def _read_frame(stream: BinaryIO) -> tuple[int, bytes]:
+    flags = _exactly(stream, 1)[0]
+    size = int.from_bytes(_exactly(stream, 8 if flags & LONG else 1), "big")
+    return flags, _exactly(stream, size)
+
+
+def _frame(flags: int, body: bytes) -> bytes:
+    if len(body) > 255:
+        return bytes([flags | LONG]) + len(body).to_bytes(8, "big") + body
+    return bytes([flags & ~LONG, len(body)]) + body
+
+
+def _exactly(stream: BinaryIO, size: int) -> bytes:
+    data = stream.read(size)
+    if len(data) < size:
+        raise EOFError
+    return data
+
+
+def _hung_up(pipe: socket.socket) -> bool:
+    """Whether the other side has closed, without taking what it may have sent."""
+    with suppress(BlockingIOError):
+        return not pipe.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    return False
 
 
 def _end(pipe: socket.socket) -> None:

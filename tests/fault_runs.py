@@ -1,19 +1,14 @@
-"""Runs with real nodes that a test hurts on the way, and the undisturbed run that they must equal bit by bit."""
+"""Runs that a test hurts on the way, over real nodes each behind a link of its own (fault_nodes.py, fault_proxy.py)."""
 
 import hashlib
 import json
-import os
-import signal
-import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import psutil
 
 from mlxdist.coordinator.config import (
     BatchConfig,
@@ -26,9 +21,7 @@ from mlxdist.coordinator.config import (
 )
 from mlxdist.coordinator.hosts import CoordinatorHost, Hosts
 from mlxdist.coordinator.run import run
-from tests.fault_proxy import HOST, Proxy
-from tests.model_folder import WORDS
-from tests.node_pools import free_ports, start_node
+from tests.fault_nodes import FaultNodes
 
 SHORT = TimingConfig(
     beat_seconds=0.1,
@@ -39,12 +32,13 @@ SHORT = TimingConfig(
     restart_seconds=0.05,
     start_timeout=60.0,
     stop_seconds=0.5,
+    copy_factor=1e9,  # no copies, unless a test is about them: they would be faster than what it waits for
 )
 
 
 def words(random: np.random.Generator, most: int) -> str:
     """A few words that the tiny tokenizer knows."""
-    return " ".join(random.choice(WORDS[4:], int(random.integers(1, most))))
+    return " ".join(f"w{i}" for i in random.integers(0, 92, int(random.integers(1, most))))
 
 
 def data_folder(folder: Path, method: str, rows: int = 24) -> Path:
@@ -60,7 +54,7 @@ def data_folder(folder: Path, method: str, rows: int = 24) -> Path:
     return folder
 
 
-def config_of(model: Path, folder: Path, method: str, *, steps: int = 12, timing: TimingConfig = SHORT) -> RunConfig:
+def config_of(model: Path, folder: Path, method: str, *, steps: int = 6, timing: TimingConfig = SHORT) -> RunConfig:
     """A run of a few steps of eight leaves, in `folder`/run."""
     data = folder.parent / f"data-{method}"
     if not data.exists():
@@ -96,81 +90,41 @@ def events(folder: Path, kind: str) -> list[dict[str, object]]:
     return [event for event in told if event["event"] == kind]
 
 
-@dataclass
-class Nodes:
-    """Nodes started by hand, one behind a proxy each or all behind none."""
-
-    logs: Path
-    port: int
-    processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
-
-    def start(self, name: str, *, host: str = "127.0.0.1", environment: dict[str, str] | None = None) -> None:
-        """A node of this name."""
-        self.processes[name] = start_node(self.port, name, self.logs, host=host, environment=environment)
-
-    def supervisor(self, name: str) -> psutil.Process:
-        """Its supervisor."""
-        return psutil.Process(self.processes[name].pid)
-
-    def worker(self, name: str) -> psutil.Process:
-        """Its worker, once it has one."""
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline:
-            for child in self.supervisor(name).children():
-                with suppress(psutil.Error):
-                    if "mlxdist.node.worker" in child.cmdline():
-                        return child
-            time.sleep(0.02)
-        raise AssertionError(f"{name} has no worker")
-
-    def stop(self) -> None:
-        """End them all, stopped ones too."""
-        for process in self.processes.values():
-            with suppress(psutil.Error):
-                for one in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
-                    with suppress(psutil.Error):
-                        one.send_signal(signal.SIGCONT)
-                        one.kill()
-            process.kill()
-            process.wait()
+def told(folder: Path) -> str:
+    """The run's membership changes, one per line: name, state, cause and what was done."""
+    return "\n".join(f"{event['name']} {event['state']} {event['message']}" for event in events(folder, "node"))
 
 
-@contextmanager
-def nodes_by_hand(logs: Path, *names: str) -> Iterator[Nodes]:
-    """Nodes at a port of their own, which end with the block."""
-    logs.mkdir(parents=True, exist_ok=True)
-    nodes = Nodes(logs, free_ports())
-    try:
-        for name in names:
-            nodes.start(name)
-        yield nodes
-    finally:
-        nodes.stop()
-
-
-@contextmanager
-def proxied(nodes: Nodes, *names: str) -> Iterator[Proxy]:
-    """These nodes behind one proxy."""
-    proxy = Proxy((nodes.port, nodes.port + 1)).start()
-    try:
-        for name in names:
-            nodes.start(name, host=HOST)
-        yield proxy
-    finally:
-        proxy.close()
-
-
-def train(config: RunConfig, nodes: Nodes, min_nodes: int, *, expected: int | None = None, resume: bool = False) -> int:
-    """One run in this process, over nodes that are started by hand."""
-    hosts = Hosts(None, CoordinatorHost(port=nodes.port, min_nodes=min_nodes), ())
-    del expected
+def train(config: RunConfig, port: int, min_nodes: int = 1, *, resume: bool = False) -> int:
+    """One run in this process, at this port, over nodes that are started by hand."""
+    hosts = Hosts(None, CoordinatorHost(port=port, min_nodes=min_nodes), ())
     return run(config, hosts, resume=resume, environ={"MLXDIST_PLAIN": "1"})
 
 
-class Script:
-    """What a test does to a run while it goes on: actions at steps, in a thread of their own."""
+@dataclass
+class Undisturbed:
+    """The SHA-256 of the adapter of a run that nothing happened to, by method; each is trained once, by one node."""
 
-    def __init__(self, folder: Path, *actions: tuple[int, Callable[[], None]]) -> None:
+    nodes: FaultNodes
+    model: Path
+    folder: Path
+    known: dict[str, str] = field(default_factory=dict)
+
+    def __call__(self, method: str) -> str:
+        if method not in self.known:
+            self.nodes.ready("a")
+            assert train(config_of(self.model, self.folder / method, method), self.nodes.port) == 0
+            self.known[method] = sha(self.folder / method)
+        return self.known[method]
+
+
+class Script:
+    """What a test does to a run while it goes on, in a thread of its own: actions, each when a line `words()…` is told.
+
+    Leaving the block asserts that all were done.
+    """
+
+    def __init__(self, folder: Path, *actions: tuple[Callable[[], str], Callable[[], None]]) -> None:
         self.folder, self.actions = folder, actions
         self.errors: list[BaseException] = []
         self.done = 0
@@ -185,20 +139,18 @@ class Script:
         self._ended.set()
         self._thread.join(30)
         assert not self.errors, self.errors
-        assert self.done == len(self.actions), f"only {self.done} of {len(self.actions)} actions were taken"
+        assert self.done == len(self.actions), f"only {self.done} of {len(self.actions)}:\n{told(self.folder)}"
 
     def _run(self) -> None:
         try:
-            for step, action in self.actions:
-                while len(events(self.folder, "train")) < step:
-                    if self._ended.wait(0.01) and len(events(self.folder, "train")) < step:
+            for words, action in self.actions:
+                while not self._told(words()):
+                    if self._ended.wait(0.02) and not self._told(words()):
                         return
                 action()
                 self.done += 1
         except BaseException as error:
             self.errors.append(error)
 
-
-def clean_environment() -> dict[str, str]:
-    """For a coordinator of its own."""
-    return {**os.environ, "MLX_DISABLE_COMPILE": "1"}
+    def _told(self, words: str) -> bool:
+        return f"\n{words}" in f"\n{told(self.folder)}"

@@ -19,7 +19,7 @@ from mlxdist.coordinator.config import RunConfig
 from mlxdist.coordinator.config_load import load
 from mlxdist.coordinator.hosts import CoordinatorHost, Hosts
 from mlxdist.protocol.errors import MlxdistError
-from tests.fault_runs import Nodes
+from tests.fault_nodes import FaultNodes
 
 ENDED_SECONDS = 120.0
 
@@ -60,7 +60,7 @@ class Coordinators:
     """Starts coordinators over nodes that were started by hand; each life's words go to a file in `folder`."""
 
     folder: Path
-    nodes: Nodes
+    nodes: FaultNodes
     process: "subprocess.Popen[str]"
     lives: list[Coordinator] = field(default_factory=list)
 
@@ -81,7 +81,7 @@ class Coordinators:
 
 
 @contextmanager
-def coordinators(folder: Path, nodes: Nodes) -> Iterator[Coordinators]:
+def coordinators(folder: Path, nodes: FaultNodes) -> Iterator[Coordinators]:
     """Coordinators for `nodes`, all gone when the block ends."""
     folder.mkdir(parents=True, exist_ok=True)
     with subprocess.Popen(

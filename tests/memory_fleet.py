@@ -1,16 +1,18 @@
 """A fleet in one process: real sessions and engines behind the in-memory transport, and a supervisor of four lines."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from mlxdist.coordinator.audit import Audit
 from mlxdist.coordinator.cluster import Cluster
 from mlxdist.coordinator.config import RunConfig
 from mlxdist.coordinator.fleet import Fleet
-from mlxdist.coordinator.rules import Rules
+from mlxdist.coordinator.node_memory import NodeMemory
+from mlxdist.coordinator.rules import NodeNews, Rules
 from mlxdist.coordinator.spec import run_spec
 from mlxdist.node.engine import Engine, versions
 from mlxdist.node.session import Session
@@ -27,6 +29,8 @@ class MemoryNode:
     name: str
     hub: MemoryHub
     engine: Engine
+    host: Mapping[str, str] = field(default_factory=dict)  # what it says of its machine
+    refusal: str = ""  # what it was refused with
     control: MemoryLink = field(init=False)
     data: MemoryLink | None = None
     session: Session | None = None
@@ -34,12 +38,14 @@ class MemoryNode:
 
     def __post_init__(self) -> None:
         self.control = self.hub.connect(CONTROL, self.name.encode())
-        self.control.send(encode(m.Enlist(m.PROTOCOL_VERSION, self.name, 1, 0, {})))
+        self.control.send(encode(m.Enlist(m.PROTOCOL_VERSION, self.name, 1, 0, dict(self.host))))
 
     def work(self) -> None:
         """Take what has arrived, do it, send what there is to send."""
         for frames in self.control.receive(0):
             message, _ = decode(frames)
+            if isinstance(message, m.Refuse):
+                self.refusal = message.reason
             if isinstance(message, m.Admit):
                 self.session = Session(self.name, message.life)
                 self.data = self.hub.connect(DATA, self.name.encode())
@@ -65,9 +71,9 @@ class MemoryNodes:
     hub: MemoryHub
     nodes: list[MemoryNode] = field(default_factory=list)
 
-    def join(self, engine: Engine) -> MemoryNode:
-        """A new node, which enlists when the hub waits next."""
-        self.nodes.append(MemoryNode(f"node-{len(self.nodes)}", self.hub, engine))
+    def join(self, engine: Engine, host: Mapping[str, str] | None = None) -> MemoryNode:
+        """A new node, which enlists when the hub waits next; `host` is what it says of its machine."""
+        self.nodes.append(MemoryNode(f"node-{len(self.nodes)}", self.hub, engine, host or {}))
         return self.nodes[-1]
 
     def work(self) -> None:
@@ -77,8 +83,17 @@ class MemoryNodes:
 
 
 @contextmanager
-def memory_cluster(config: RunConfig, engines: Sequence[Engine]) -> Iterator[tuple[Fleet, MemoryNodes]]:
-    """A fleet with one node per engine, and the nodes; an engine keeps its model from one fleet to the next."""
+def memory_cluster(
+    config: RunConfig,
+    engines: Sequence[Engine],
+    on_news: Callable[[NodeNews], None] = lambda news: None,
+    *,
+    memory: NodeMemory | None = None,
+) -> Iterator[tuple[Fleet, MemoryNodes]]:
+    """A fleet with one node per engine, and the nodes; an engine keeps its model from one fleet to the next.
+
+    `memory` is what a node must hold; None: nobody knows.
+    """
     hub = MemoryHub()
     nodes = MemoryNodes(hub)
     for engine in engines:
@@ -93,8 +108,10 @@ def memory_cluster(config: RunConfig, engines: Sequence[Engine]) -> Iterator[tup
         beat_seconds=2.0,
         suspect_seconds=6.0,
         dead_seconds=15.0,
+        memory=memory or NodeMemory(),
     )
-    fleet = Fleet(Cluster(rules), hub, clock=lambda: 0.0, threaded=False)
+    audit = Audit(config.train.audit, config.batch.seed)
+    fleet = Fleet(Cluster(rules), hub, on_news=on_news, clock=lambda: 0.0, audit=audit, threaded=False)
     try:
         yield fleet, nodes
     finally:

@@ -56,6 +56,7 @@ class Case:
     learning_rate: float = 2e-3
     fresh: bool = False  # lora_b is 0 at the start, else random
     bos_id: int | None = None
+    audit: float = 0.0
 
     def config(self, model: Path) -> RunConfig:
         """As run.toml would have it."""
@@ -68,7 +69,12 @@ class Case:
             reference=self.reference,  # type: ignore[arg-type]
         )
         train_config = TrainConfig(
-            steps=self.total_steps, learning_rate=self.learning_rate, schedule="cosine", warmup_steps=1, eval_every=0
+            steps=self.total_steps,
+            learning_rate=self.learning_rate,
+            schedule="cosine",
+            warmup_steps=1,
+            eval_every=0,
+            audit=self.audit,
         )
         return RunConfig(
             model=str(model),

@@ -34,8 +34,8 @@ PARTIAL = np.arange(ELEMENTS, dtype=np.float32)
 ADAPTER = np.full(ELEMENTS, np.float32(0.25))
 
 
-def new_cluster() -> Cluster:
-    """A cluster with the default timing."""
+def new_cluster(**changes: Any) -> Cluster:
+    """A cluster with the default timing, and what a test changes of its rules."""
     return Cluster(
         Rules(
             run="run",
@@ -46,6 +46,7 @@ def new_cluster() -> Cluster:
             beat_seconds=2.0,
             suspect_seconds=6.0,
             dead_seconds=15.0,
+            **changes,
         )
     )
 
@@ -83,6 +84,7 @@ class Bench:
         """Time goes by without a message."""
         self.now += seconds
         self.cluster.tick(self.now)
+        self.collect()
 
     def ready(self, *names: str) -> "list[ScriptedNode]":
         """Nodes that have answered the canary."""
@@ -90,6 +92,11 @@ class Bench:
         for node in nodes:
             node.get_ready()
         return nodes
+
+    def told(self) -> str:
+        """What a person was told since the last time, one sentence a line."""
+        news = [self.cluster.news.popleft() for _ in range(len(self.cluster.news))]
+        return "\n".join(f"{item.name}: {item.message}" for item in news)
 
     @property
     def failure(self) -> str:
@@ -134,8 +141,8 @@ class ScriptedNode:
         mail = self.bench.mail.pop((channel, self.data if channel == DATA else self.control), [])
         return [message for message, _ in mail if isinstance(message, kind)]
 
-    def enlist(self) -> None:
-        self.tell(m.Enlist(m.PROTOCOL_VERSION, self.name, self.pid, 0, {}))
+    def enlist(self, **host: str) -> None:
+        self.tell(m.Enlist(m.PROTOCOL_VERSION, self.name, self.pid, 0, host))
 
     def hello(self, **versions: str) -> None:
         self.say(m.Hello(self.life, m.PROTOCOL_VERSION, self.name, {**VERSIONS, **versions}))
@@ -146,8 +153,14 @@ class ScriptedNode:
         self.say(introduction(self.life, manifest))
         self.say(m.CanaryAnswer(self.life, tuple(canary)))
 
-    def beat(self) -> None:
-        self.tell(m.Beat(self.life, 1, 2, 3))
+    def beat(self, worker_pid: int = 2) -> None:
+        self.tell(m.Beat(self.life, 1, worker_pid, 3))
+
+    @property
+    def work(self) -> list[Span]:
+        """The runs that it has in its hands."""
+        current = self.bench.cluster.round
+        return [attempt.run for attempt in current.of(self.name)] if current is not None else []
 
     @property
     def attempt(self) -> int:
@@ -211,13 +224,26 @@ def request_of(leaves: int, *, step: int = 4, version: int = 3, verb: str = "gra
 
 def snapshot(bench: Bench) -> Any:
     """What must not change when a message does not count."""
-    cluster, current = bench.cluster, bench.cluster.round
+    return state_of(bench.cluster)
+
+
+def state_of(cluster: Cluster) -> Any:
+    """The same, of a cluster."""
+    current = cluster.round
     nodes = {
-        name: (node.life, node.state, node.data, node.canary, node.tokens_per_second)
+        name: (node.life, node.state, node.data, node.canary, node.tokens_per_second, node.spent, set(node.cancelled))
         for name, node in cluster.nodes.items()
     }
-    work = current and (dict(current.answers), set(current.missing), list(current.partials))
-    return nodes, work, cluster._uploads.held, dict(cluster._uploads._waiting), cluster.failure, cluster.introduction
+    work = current and (
+        dict(current.answers),
+        list(current.partials),
+        list(current.pending),
+        {one.number: (one.node, one.run, set(one.missing), set(one.answered)) for one in current.attempts.values()},
+        dict(current.deaths),
+        dict(current.nonfinite),
+    )
+    uploads = (cluster._uploads.held, dict(cluster._uploads._waiting), set(cluster._uploads._arriving))
+    return nodes, work, uploads, dict(cluster.members.given_up), cluster.failure, cluster.introduction
 
 
 def working(bench: Bench, *names: str, leaves: int = 4) -> list[ScriptedNode]:
@@ -229,6 +255,41 @@ def working(bench: Bench, *names: str, leaves: int = 4) -> list[ScriptedNode]:
 
 
 def failed_with(bench: Bench, kind: type[MlxdistError], *words: str) -> None:
+    """The run cannot go on, for this reason."""
     assert type(bench.cluster.failure) is kind
     for word in words:
         assert word in bench.failure
+
+
+def turned_away(node: ScriptedNode, kind: type[MlxdistError], *words: str) -> None:
+    """The node was told why, on both connections that it has, and takes no part; the run goes on."""
+    assert node.state == "left"
+    told = node.bench.told()
+    refusals = [*node.heard(m.Refuse), *node.heard(m.Refuse, CONTROL)]
+    assert len(refusals) == 2
+    error = node.bench.cluster.members.given_up[node.name]
+    assert type(error) is kind
+    for text in (str(error), told, *(refusal.reason for refusal in refusals)):
+        assert all(word in text for word in words), text
+    assert not node.bench.failure
+
+
+def started_anew(node: ScriptedNode, *words: str) -> None:
+    """The node's worker is to end, its work is with the others or pending, and the run goes on."""
+    life, current = node.life, node.bench.cluster.round
+    assert node.state == "connecting"
+    (restart,) = node.heard(m.Restart, CONTROL)
+    told = node.bench.told()
+    for word in (*words, "its worker is started anew"):
+        assert word in told
+    assert restart.life == life
+    assert node.work == []
+    if current is not None:
+        held = [*current.missing, *current.pending, *(span for span, _ in current.partials)]
+        leaves = [leaf for span in held for leaf in range(span.start, span.stop)]
+        assert sorted(leaves) == list(range(len(current.request.leaves)))
+    assert not node.bench.failure
+    before = snapshot(node.bench)
+    node.say(m.Progress(life, "I am still here"))
+    assert len(node.heard(m.Stale)) == 1
+    assert snapshot(node.bench) == before

@@ -5,10 +5,10 @@ import pytest
 
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import messages as m
-from mlxdist.protocol.errors import MismatchError, NodeError
+from mlxdist.protocol.errors import MismatchError
 from mlxdist.protocol.messages import Life
 from mlxdist.protocol.numerics import WORKER_ENVIRONMENT
-from mlxdist.protocol.transport import CONTROL, DATA
+from mlxdist.protocol.transport import CONTROL, DATA, Parcel
 from mlxdist.protocol.tree import Span
 from mlxdist.protocol.vectors import BLOCK_ELEMENTS, WINDOW, digest
 from tests.scripted_node import (
@@ -20,10 +20,12 @@ from tests.scripted_node import (
     SPEC,
     Bench,
     ScriptedNode,
-    failed_with,
     introduction,
+    new_cluster,
     request_of,
     snapshot,
+    started_anew,
+    turned_away,
     working,
 )
 
@@ -73,20 +75,65 @@ def test_a_supervisor_that_asks_twice_keeps_its_life() -> None:
     assert first == second
 
 
-def test_two_supervisors_of_one_name_are_not_one_node() -> None:
+def two_supervisors(bench: Bench, **host: str) -> tuple[ScriptedNode, ScriptedNode]:
+    """The first of a name is ready; the second one asks."""
+    (first,) = bench.ready("mini-1")
+    bench.mail.clear()
+    second = ScriptedNode(bench, "mini-1", pid=2)
+    second.enlist(**host)
+    return first, second
+
+
+TAKEN = "a node named 'mini-1' takes part already; give this one another name"
+
+
+def test_a_second_supervisor_of_a_name_waits_while_the_first_is_tried_and_is_refused_when_that_one_beats() -> None:
     bench = Bench()
-    first, second = ScriptedNode(bench, "mini-1", pid=1), ScriptedNode(bench, "mini-1", pid=2)
-    first.enlist()
-    life = first.life
+    first, second = two_supervisors(bench)
     before = snapshot(bench)
+    assert first.heard(m.Noted, CONTROL) == [m.Noted(first.life, -1)]  # is its connection still there?
+    for beats in (1, 2):
+        second.enlist()
+        assert second.heard(m.Message, CONTROL) == [], beats  # it is to ask again
+        first.beat()
     second.enlist()
-    (refusal,) = second.heard(m.Refuse, CONTROL)
-    assert refusal.reason == "a node named 'mini-1' takes part already; give this one another name"
+    assert second.heard(m.Message, CONTROL) == [m.Refuse(TAKEN)]
     assert snapshot(bench) == before
-    first.tell(m.Left(life))
+
+
+def test_a_second_supervisor_on_another_host_is_refused_at_once() -> None:
+    bench = Bench()
+    first, second = two_supervisors(bench, host="mini-2.local")
+    assert second.heard(m.Message, CONTROL) == [m.Refuse(TAKEN)]
+    assert first.state == "ready"
+
+
+@pytest.mark.parametrize("sign", ["silent", "closed", "left"])
+def test_a_supervisor_started_anew_takes_the_place_of_the_first_as_soon_as_that_one_is_seen_to_be_gone(
+    sign: str,
+) -> None:
+    bench = Bench()
+    first, second = two_supervisors(bench)
+    bench.cluster.set_adapter(3, ADAPTER)
+    bench.begin(request_of(2))
+    life, attempt = first.life, first.attempt
+    if sign == "silent":
+        bench.tick(3.5)
+    elif sign == "closed":
+        bench.cluster.unreachable(Parcel(CONTROL, first.control, []), bench.now)
+    else:
+        first.tell(m.Left(life))
     second.enlist()
-    assert second.life != life
-    assert second.heard(m.Admit, CONTROL)[0].life == second.life
+    (admit,) = second.heard(m.Admit, CONTROL)
+    assert admit.life == second.life != life
+    assert len(bench.cluster.nodes) == 1
+    before = snapshot(bench)
+    bench.post(DATA, first.data, *first.answer(0, life=life, attempt=attempt))
+    bench.post(CONTROL, first.control, m.Beat(life, 9, 2, 3))
+    assert snapshot(bench) == before  # the first one's life is over
+    second.get_ready()
+    assert second.work == [Span(0, 2)]
+    assert second.attempt != attempt
 
 
 @pytest.mark.parametrize(
@@ -140,11 +187,8 @@ def test_another_version_of_a_package_is_refused_with_both_versions(package: str
     node = ScriptedNode(bench, "mini-1")
     node.enlist()
     node.hello(**{package: "0.31.0"})
-    (refusal,) = node.heard(m.Refuse)
     mine = bench.cluster.rules.versions[package]
-    assert f"mini-1 has {package} 0.31.0, the coordinator {mine}" in refusal.reason
-    failed_with(bench, MismatchError, refusal.reason)
-    assert node.state == "connecting"
+    turned_away(node, MismatchError, f"mini-1 has {package} 0.31.0, the coordinator {mine}: install the same version")
 
 
 def test_a_package_that_is_absent_is_refused() -> None:
@@ -152,7 +196,7 @@ def test_a_package_that_is_absent_is_refused() -> None:
     node = ScriptedNode(bench, "mini-1")
     node.enlist()
     node.say(m.Hello(node.life, m.PROTOCOL_VERSION, "mini-1", {"mlx": "0.32.4"}))
-    failed_with(bench, MismatchError, "mini-1 has mlx-lm absent, the coordinator 0.32.2")
+    turned_away(node, MismatchError, "mini-1 has mlx-lm absent, the coordinator 0.32.2")
 
 
 def test_another_model_is_refused_with_both_hashes() -> None:
@@ -162,8 +206,7 @@ def test_another_model_is_refused_with_both_hashes() -> None:
     node.enlist()
     node.hello()
     node.say(introduction(node.life, model_hash="fedcba9876543210" * 4))
-    failed_with(bench, MismatchError, "mini-2", "fedcba987654", MODEL_HASH[:12])
-    assert len(node.heard(m.Refuse)) == 1
+    turned_away(node, MismatchError, "mini-2", "fedcba987654", MODEL_HASH[:12])
     assert [node.name for node in bench.cluster.ready()] == ["mini-1"]
 
 
@@ -174,15 +217,50 @@ def test_another_manifest_is_refused_with_both_shapes() -> None:
     node.enlist()
     node.hello()
     node.say(introduction(node.life, manifests.make({tensor.name: (2, 4) for tensor in MANIFEST})))
-    failed_with(bench, MismatchError, "mini-2", "model.layers.0.q_proj.lora_a: (2, 3) here, (2, 4) there")
+    turned_away(node, MismatchError, "mini-2", "model.layers.0.q_proj.lora_a: (2, 3) here, (2, 4) there")
     assert bench.cluster.manifest == MANIFEST
+
+
+def test_a_run_ends_when_every_node_that_it_launched_is_given_up_and_says_why_of_the_first() -> None:
+    bench = Bench(new_cluster(launched=frozenset(("mini-1", "mini-2"))))
+    for name, version in (("mini-1", "0.1"), ("mini-2", "0.2")):
+        assert not bench.failure
+        node = ScriptedNode(bench, name)
+        node.enlist()
+        node.hello(mlx=version)
+    assert type(bench.cluster.failure) is MismatchError
+    assert "mini-1 has mlx 0.1" in bench.failure
+
+
+def test_a_node_started_by_hand_keeps_a_run_alive_whose_launched_nodes_are_all_given_up() -> None:
+    bench = Bench(new_cluster(launched=frozenset(("mini-1",))))
+    (by_hand,) = bench.ready("by-hand")
+    node = ScriptedNode(bench, "mini-1")
+    node.enlist()
+    node.hello(mlx="0.1")
+    assert not bench.failure
+    by_hand.tell(m.Left(by_hand.life))
+    assert "mini-1 has mlx 0.1" in bench.failure
+
+
+def test_a_node_that_was_given_up_and_comes_again_mended_takes_part() -> None:
+    bench = Bench(new_cluster(launched=frozenset(("mini-1",))))
+    node = ScriptedNode(bench, "mini-1")
+    node.enlist()
+    node.hello(mlx="0.1")
+    assert bench.failure
+    node = ScriptedNode(bench, "mini-1", pid=2)
+    node.get_ready()
+    assert not bench.failure
+    assert [one.name for one in bench.cluster.ready()] == ["mini-1"]
 
 
 @pytest.mark.parametrize("digests", [(), ("a",), ("a", "a"), ("a",) * 4])
 def test_a_canary_that_was_not_computed_three_times_does_not_count(digests: tuple[str, ...]) -> None:
     bench = Bench()
-    ScriptedNode(bench, "mini-1").get_ready(canary=digests)
-    failed_with(bench, NodeError, "mini-1", "canary")
+    node = ScriptedNode(bench, "mini-1")
+    node.get_ready(canary=digests)
+    started_anew(node, "mini-1", f"{len(digests)} canary answers where 3 were due")
     assert bench.cluster.ready() == []
 
 
@@ -194,7 +272,7 @@ def test_a_round_asks_each_node_for_its_run_and_takes_answers_and_partials() -> 
     first, second = working(bench, "a", "b")
     current = bench.cluster.round
     assert current is not None
-    assert current.assignment == {"a": Span(0, 2), "b": Span(2, 4)}
+    assert (first.work, second.work) == ([Span(0, 2)], [Span(2, 4)])
     for node, run in ((first, Span(0, 2)), (second, Span(2, 4))):
         assert node.state == "busy"
         mail = bench.mail.pop((DATA, node.data))
@@ -244,11 +322,35 @@ def test_scores_need_no_partials() -> None:
     assert bench.cluster.nodes["a"].tokens_per_second == 0  # a forward alone is no measure of a step
 
 
-def test_without_a_ready_node_a_round_cannot_begin() -> None:
+def test_without_a_ready_node_a_round_waits_says_so_and_is_given_to_the_first_that_is_ready() -> None:
     bench = Bench()
-    ScriptedNode(bench, "mini-1").enlist()
-    with pytest.raises(NodeError, match="no node is ready"):
-        bench.begin(request_of(2))
+    bench.cluster.set_adapter(3, ADAPTER)
+    node = ScriptedNode(bench, "mini-1")
+    node.enlist()
+    bench.begin(request_of(2))
+    assert "paused: 0 of at least 1 nodes can work; waiting for more" in bench.told()
+    node.get_ready()
+    assert "going on after 0 s: 1 of at least 1 nodes can work" in bench.told()
+    assert node.work == [Span(0, 2)]
+    assert len(node.heard(m.Task)) == 1
+
+
+def test_fewer_than_min_nodes_pause_a_run_and_the_next_one_ends_the_pause() -> None:
+    bench = Bench(new_cluster(min_nodes=2))
+    first, second = working(bench, "a", "b")
+    second.tell(m.Left(second.life))
+    assert "paused: 1 of at least 2 nodes can work; waiting for more" in bench.told()
+    assert first.work == [Span(0, 2)]  # what it has it may finish
+    (third,) = bench.ready("c")
+    assert "going on after 0 s: 2 of at least 2 nodes can work" in bench.told()
+    assert (first.work, third.work) == ([Span(0, 2)], [Span(2, 4)])  # as the first one has work already
+
+
+def test_a_node_that_joins_within_a_step_is_given_nothing_of_it_while_nothing_is_missing() -> None:
+    bench = Bench()
+    working(bench, "a", "b")
+    (late,) = bench.ready("late")
+    assert (late.state, late.work) == ("ready", [])
 
 
 def test_an_adapter_version_goes_to_a_node_once() -> None:

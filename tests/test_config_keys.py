@@ -159,11 +159,12 @@ def test_a_table_in_place_of_a_value_and_a_value_in_place_of_a_table(tmp_path: P
 
 
 def test_all_faults_are_told_together_and_only_the_first_ten(tmp_path: Path) -> None:
-    timing = "".join(f"{key} = 0\n" for key in tables()["timing"])  # six
+    timing = "".join(f"{key} = 0\n" for key in tables()["timing"])
     lines = refusal(
         run_file(tmp_path, f"[timing]\n{timing}[batch]\nsize = 0\nmicro_size = 0\nmax_length = 0\nsise = 1\nseed = -1")
     ).split("\n")
-    assert lines[0] == "11 things to mend, nothing was started:"
+    faults = len(tables()["timing"]) + 5
+    assert lines[0] == f"{faults} things to mend, nothing was started:"
     assert lines[1].startswith("  run.toml:4: timing.beat_seconds = 0: ")
     assert len(lines) == 12
-    assert lines[-1] == "  and 1 more"
+    assert lines[-1] == f"  and {faults - 10} more"

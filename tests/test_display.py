@@ -122,10 +122,48 @@ def test_nothing_follows_the_closing_sentence(plain: PlainDisplay, clock: FakeCl
     assert stream.getvalue() == "00:00  All 4 steps are done.\n"
 
 
-def test_plain_lines_tell_trouble_with_a_node_but_not_its_daily_work(plain: PlainDisplay, stream: io.StringIO) -> None:
-    for state, message in [("loading", ""), ("ready", ""), ("busy", ""), ("dead", "no beat for 15 s")]:
-        plain.node("mini-1", state, message)
-    assert stream.getvalue() == "00:00  mini-1: loading\n00:00  mini-1: dead, no beat for 15 s\n"
+def test_plain_lines_tell_a_nodes_loss_and_return_but_not_its_daily_work(
+    plain: PlainDisplay, stream: io.StringIO
+) -> None:
+    plain.node("mini-1", "loading", "", stays=False)
+    plain.node("mini-1", "ready", "", stays=False)
+    plain.node("mini-1", "busy", "", stays=False)
+    plain.node("mini-1", "dead", "no beat for 15 s", stays=True)
+    for state in ("connecting", "loading"):
+        plain.node("mini-1", state, "once more", stays=False)
+    plain.node("mini-1", "ready", "", stays=True)
+    assert [line[7:] for line in stream.getvalue().splitlines()] == [
+        "mini-1: loading",
+        "mini-1: dead, no beat for 15 s",
+        "mini-1: ready",
+    ]
+
+
+def test_a_pause_is_told_at_both_ends_and_waits_with_a_heartbeat(
+    plain: PlainDisplay, clock: FakeClock, stream: io.StringIO
+) -> None:
+    plain.pause("paused: 0 of at least 1 nodes can work; waiting for more", over=False)
+    pass_time(plain, clock, 5)
+    plain.pause("going on after 5 s: 1 of at least 1 nodes can work", over=True)
+    assert [line[7:] for line in stream.getvalue().splitlines()] == [
+        "paused: 0 of at least 1 nodes can work; waiting for more",
+        "… waiting for nodes, 4.5 s so far",
+        "going on after 5 s: 1 of at least 1 nodes can work",
+    ]
+
+
+def test_on_a_terminal_a_loss_and_a_pause_leave_a_line_and_loading_does_not(clock: FakeClock) -> None:
+    stream = io.StringIO()
+    live = LiveDisplay(Console(file=stream, width=100), title="my-rows", clock=clock)
+    live.node("mini-1", "loading", "reading the model", stays=False)
+    live.node("mini-1", "connecting", "the worker was killed; 2 leaves go to others", stays=True)
+    live.pause("paused: 0 of at least 1 nodes can work; waiting for more", over=False)
+    assert stream.getvalue().splitlines() == [
+        "mini-1: the worker was killed; 2 leaves go to others",
+        "paused: 0 of at least 1 nodes can work; waiting for more",
+    ]
+    console = console_of(80)
+    assert "waiting for nodes" in "\n".join(screen(live, console))
 
 
 def screen(display: LiveDisplay, console: Console) -> list[str]:
@@ -141,8 +179,8 @@ def console_of(width: int, height: int = 24) -> Console:
 def test_the_live_display_shows_step_numbers_work_and_nodes(clock: FakeClock) -> None:
     console = console_of(80)
     live = LiveDisplay(console, title="my-rows", clock=clock)
-    live.node("mini-1", "busy", "")
-    live.node("mini-2", "suspect", "no beat for 6 s")
+    live.node("mini-1", "busy", "", stays=False)
+    live.node("mini-2", "suspect", "no beat for 6 s", stays=True)
     live.node_speed("mini-1", 410.0)
     for number in range(1, 46):
         clock.seconds += 2
@@ -195,7 +233,7 @@ def shown(stream: io.StringIO, environ: Mapping[str, str], act: Callable[[Displa
 
 def a_short_run(display: Display) -> None:
     display.stage("loading", None)
-    display.node("mini-1", "suspect", "no beat for 6 s")
+    display.node("mini-1", "suspect", "no beat for 6 s", stays=True)
     display.step(step(1, 2))
     display.val(1, 1.5, {"rewards/accuracies": 0.75})
     display.step(step(2, 2))

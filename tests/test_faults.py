@@ -1,53 +1,127 @@
-"""A lost node changes no number: real nodes, killed, stopped, cut off, started anew; the adapter has the same bits."""
+"""A lost node changes no number: real nodes are killed at the worst moments, and the adapter has the same bits.
 
-from collections.abc import Callable, Iterator
+The proxy before each node acts on the message that marks the moment, and swallows what the victim would still have
+sent, so that the coordinator has half of its work and no more. Whoever gets to that moment first is the victim: it was
+at work, however the leaves were shared out.
+"""
+
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.fault_runs import Nodes, Script, config_of, events, nodes_by_hand, sha, train
+from mlxdist.protocol import messages as m
+from mlxdist.protocol.messages import Message
+from tests.fault_nodes import Caught, FaultNodes
+from tests.fault_proxy import DOWN, UP, Seen, wait_for
+from tests.fault_runs import Undisturbed, config_of, sha, told, train
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
-NAMES = ("a", "b", "c")
+STEP = 3  # in which it happens: by then all three nodes work
+Hurt = Callable[[str], None]
 
 
-@pytest.fixture(scope="module")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    """Three nodes that live through all tests that leave them whole in the end."""
-    with nodes_by_hand(tmp_path_factory.mktemp("nodes"), *NAMES) as nodes:
-        yield nodes
+def after_first_answer(nodes: FaultNodes, verb: str, hurt: Hurt) -> Caught:
+    """It has answered one leaf of several, and computes the next."""
+
+    def test(name: str, message: Message) -> bool:
+        if not isinstance(message, m.LeafAnswer) or message.step < STEP:
+            return False
+        task = nodes.task(name, message)
+        return task.verb == verb and task.stop - task.start > 1
+
+    def act(name: str, seen: Seen) -> None:
+        hurt(name)
+        seen.last = True
+
+    return nodes.catch(UP, test, act)
 
 
-@pytest.fixture(scope="module")
-def undisturbed(nodes: Nodes, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
-    """The SHA-256 of the adapter of a run that nothing happened to, by method."""
-    known: dict[str, str] = {}
-
-    def of(method: str) -> str:
-        if method not in known:
-            folder = tmp_path_factory.mktemp("whole") / method
-            assert train(config_of(model, folder, method), nodes, 3) == 0
-            known[method] = sha(folder)
-        return known[method]
-
-    return of
+def compute(nodes: FaultNodes, hurt: Hurt) -> Caught:
+    """Within a gradient."""
+    return after_first_answer(nodes, "gradient", hurt)
 
 
-Hurt = Callable[..., None]
+def first_round(nodes: FaultNodes, hurt: Hurt) -> Caught:
+    """Within the scores of KTO's reference point."""
+    return after_first_answer(nodes, "score", hurt)
 
 
-def told(folder: Path) -> str:
-    return "\n".join(f"{event['name']} {event['state']} {event['message']}" for event in events(folder, "node"))
+def upload(nodes: FaultNodes, hurt: Hurt) -> Caught:
+    """A partial was let in, and its block is on its way."""
+
+    def test(name: str, message: Message) -> bool:
+        offer = nodes.offer(name, UP, message) if isinstance(message, m.VectorBlock) else None
+        return offer is not None and offer.step >= STEP
+
+    def act(name: str, seen: Seen) -> None:
+        hurt(name)
+        seen.dropped = seen.last = True
+
+    return nodes.catch(UP, test, act)
 
 
-@pytest.mark.parametrize("method", ["kto", "sft", "dpo"])
-def test_a_killed_worker_changes_no_bit(
-    method: str, nodes: Nodes, undisturbed: Callable[[str], str], model: Path, tmp_path: Path
+def download(nodes: FaultNodes, hurt: Hurt) -> Caught:
+    """It has a task, and the adapter for it is on its way: every node's credit for it waits for the first task."""
+    given = threading.Event()
+
+    def of_the_adapter(name: str, message: Message) -> bool:
+        if not isinstance(message, m.Credit | m.VectorBlock):
+            return False
+        offer = nodes.offer(name, DOWN, message)
+        return offer is not None and (offer.kind, offer.adapter_version) == ("adapter", STEP)
+
+    def act(name: str, seen: Seen) -> None:
+        hurt(name)
+        seen.dropped = seen.last = True
+
+    tasked = nodes.catch(
+        DOWN, lambda _, message: isinstance(message, m.Task) and message.step > STEP, lambda *_: given.set()
+    )
+    for name in nodes.online():
+        nodes.proxies[name].when(
+            UP, lambda message, name=name: of_the_adapter(name, message), lambda seen: wait_for(given, "a task")
+        )
+    return nodes.catch(DOWN, lambda name, message: name == tasked.name and of_the_adapter(name, message), act)
+
+
+@pytest.mark.parametrize("which", ["worker", "supervisor", "both"])
+@pytest.mark.parametrize("moment", [compute, upload, first_round, download])
+def test_a_kill_in_any_moment_changes_no_bit(
+    moment: Callable[[FaultNodes, Hurt], Caught],
+    which: str,
+    nodes: FaultNodes,
+    undisturbed: Undisturbed,
+    model: Path,
+    tmp_path: Path,
 ) -> None:
-    folder = tmp_path / "run"
+    assert_a_kill_changes_no_bit(moment, which, "kto", nodes, undisturbed, model, tmp_path / "run")
+
+
+@pytest.mark.parametrize("method", ["sft", "dpo"])
+def test_a_killed_worker_changes_no_bit_of_the_other_methods(
+    method: str, nodes: FaultNodes, undisturbed: Undisturbed, model: Path, tmp_path: Path
+) -> None:
+    assert_a_kill_changes_no_bit(compute, "worker", method, nodes, undisturbed, model, tmp_path / "run")
+
+
+def assert_a_kill_changes_no_bit(
+    moment: Callable[[FaultNodes, Hurt], Caught],
+    which: str,
+    method: str,
+    nodes: FaultNodes,
+    undisturbed: Undisturbed,
+    model: Path,
+    folder: Path,
+) -> None:
     expected = undisturbed(method)
-    with Script(folder, (2, lambda: nodes.worker("b").kill()), (6, lambda: nodes.worker("a").kill())):
-        assert train(config_of(model, folder, method), nodes, 1) == 0
+    nodes.ready("a", "b", "c")
+    caught = moment(nodes, lambda name: nodes.kill(name, which))
+    assert train(config_of(model, folder, method), nodes.port) == 0
+    assert caught.done.is_set(), "nobody came to that moment"
+    state = "connecting the worker was killed (SIGKILL" if which == "worker" else "dead its connection was closed"
+    lines = [line for line in told(folder).splitlines() if line.startswith(f"{caught.name} {state}")]
+    assert any("; leaves [" in line and line.endswith(" go to others") for line in lines), told(folder)
     assert sha(folder) == expected
-    assert "b connecting the worker was killed" in told(folder)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.data_toys import all_shown, refusal, texts, toy_read
+from tests.data_toys import all_shown, refusal, texts, toy_read, write_rows
 
 
 def test_too_many_cut_rows_are_refused_with_the_lengths_that_fit(tmp_path: Path) -> None:
@@ -21,6 +21,19 @@ def test_too_many_cut_rows_are_refused_with_the_lengths_that_fit(tmp_path: Path)
         "batch.max_length = 100 fits 90 % of the rows, 109 fits 99 %, 110 fits all."
     )
     assert toy_read(tmp_path, rows, max_length=110).notes[:1] != data.notes[:1]
+
+
+def test_validation_rows_that_are_cut_are_said_and_refuse_no_run(tmp_path: Path) -> None:
+    valid = write_rows(tmp_path / "valid.jsonl", texts(12, 30, 40))
+    notes = toy_read(tmp_path, texts(11, 12), max_length=20, valid_path=str(valid)).notes
+    assert notes == ("2 of 3 validation rows (67 %) are longer than batch.max_length = 20 and cut on the right.",)
+    pairs = [{"prompt": "p" * 30, "chosen": "c", "rejected": "r"}]
+    valid = write_rows(tmp_path / "valid.jsonl", pairs)
+    data = toy_read(tmp_path, [{**pairs[0], "prompt": "p"}] * 2, "dpo", size=2, max_length=20, valid_path=str(valid))
+    said = "1 of 1 validation row (100 %) is longer than batch.max_length = 20 and cut at the start of the prompt."
+    assert said in data.notes
+    fits = write_rows(tmp_path / "fits.jsonl", texts(12))
+    assert toy_read(tmp_path, texts(11, 12), max_length=20, valid_path=str(fits)).notes == ()
 
 
 def test_rows_too_long_to_train_count_as_cut_even_when_they_are_skipped(tmp_path: Path) -> None:

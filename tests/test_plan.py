@@ -8,12 +8,21 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from mlxdist.coordinator.begin import plan_sentences
 from mlxdist.coordinator.config import BatchConfig, DataConfig, LoraConfig, RunConfig, TrainConfig
 from mlxdist.coordinator.fitting import Machine, fit
 from mlxdist.coordinator.hosts import NodeSpec, local_hosts
 from mlxdist.coordinator.model_files import read_model
 from mlxdist.coordinator.plan import Plan, PlanOptions, make_plan, model_files
-from mlxdist.coordinator.plan_steps import measured_speed, nearest_size, step_seconds, traffic, useful_nodes
+from mlxdist.coordinator.plan_steps import (
+    busy_nodes,
+    measured_speed,
+    nearest_size,
+    size_for_all,
+    step_seconds,
+    traffic,
+    useful_nodes,
+)
 from mlxdist.coordinator.plan_view import show
 from mlxdist.protocol.errors import ConfigError
 from mlxdist.protocol.tree import Span, subtrees
@@ -81,6 +90,19 @@ def _one_partial_each(batch: BatchConfig, nodes: int) -> bool:
         return False
     each = leaves // nodes
     return all(len(subtrees(leaves, Span(i * each, (i + 1) * each))) == 1 for i in range(nodes))
+
+
+@pytest.mark.parametrize(("leaves", "nodes", "busy", "size"), [(4, 3, 2, 5), (2, 3, 2, 3), (8, 3, 3, 8), (6, 5, 3, 9)])
+def test_idle_nodes_are_said_at_the_start_with_the_size_that_would_use_all(
+    leaves: int, nodes: int, busy: int, size: int
+) -> None:
+    batch = BatchConfig(size=leaves)
+    assert (busy_nodes(leaves, nodes), size_for_all(batch, nodes)) == (busy, size)
+    config = RunConfig(model="m", output=Path("o"), data=DataConfig(path="d"), batch=batch)
+    said = "\n".join(plan_sentences(config, (), 100, 10, nodes))
+    assert ("idle" in said) == (busy < nodes)
+    assert busy == nodes or f"{nodes - busy} will idle; batch.size = {size} would use all" in said
+    assert -(-size // nodes) < -(-size // (nodes - 1))  # with one node fewer the step would be longer
 
 
 def test_another_node_pays_until_leaves_or_the_network_run_out() -> None:

@@ -112,9 +112,10 @@ def test_a_loss_that_is_not_finite_names_its_leaf_and_rows_and_takes_no_step(
     recorder = Recorder()
     with pytest.raises(NonFiniteError) as caught:
         train_here(case, model, engines[:2], make=make, recorder=recorder)  # type: ignore[arg-type]
-    branches = 2 if loss == "sigmoid" else 1
-    named = ", ".join(str(each) for each in second_leaf for _ in range(branches))
-    assert f"step 2, leaf 1, rows {named}" in str(caught.value)
+    ids, places = ", ".join(map(str, second_leaf)), ", ".join(f"rows.jsonl:{each + 1}" for each in second_leaf)
+    assert f"NaN or Inf in leaf 1 of step 2 (rows {ids}), on node-" in str(caught.value)
+    assert {name for name in ("node-0", "node-1") if name in str(caught.value)} == {"node-0", "node-1"}
+    assert str(caught.value).endswith(f"The leaf holds {places}")
     assert len(recorder.states) == 1  # step 1 was taken, step 2 was not
     assert train_here(case, model, engines[:2]).sha == train_here(case, model, [Watched()]).sha
 
@@ -129,5 +130,8 @@ def test_a_kl_pair_that_is_not_finite_is_named_before_the_reference_point(model:
         return State(vector, no_moments(len(vector)), method.references)
 
     first, second = case.order()[0].windows[0][:2]
-    with pytest.raises(NonFiniteError, match=f"KL pairs of step 1, leaf 0, rows {first}, {second}"):
+    named = (
+        rf"KL pairs of leaf 0 of step 1 \(rows {first}, {second}\): .* rows.jsonl:{first + 1}, rows.jsonl:{second + 1}"
+    )
+    with pytest.raises(NonFiniteError, match=named):
         train_here(case, model, engines[:1], start=broken)

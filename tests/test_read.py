@@ -156,8 +156,21 @@ def test_rows_are_encoded_in_batches_that_neither_many_nor_long_rows_make_large(
 
 
 def test_the_digest_of_the_data_is_the_same_for_the_same_rows_only(tmp_path: Path) -> None:
-    assert toy_read(tmp_path, texts(4, 5)).digest == toy_read(tmp_path, texts(4, 5)).digest
-    assert toy_read(tmp_path, texts(4, 5)).digest != toy_read(tmp_path, texts(5, 4)).digest
+    def digests(*lengths: int, **values: Any) -> list[str]:
+        data = toy_read(tmp_path, texts(*lengths), **values)
+        return [data.digest, data.valid_digest]
+
+    assert digests(4, 5) == digests(4, 5) == [digests(4, 5)[0], ""]
+    assert digests(4, 5) != digests(5, 4)
+    first, second = (str(write_rows(tmp_path / f"v{each}.jsonl", texts(each))) for each in (6, 7))
+    assert digests(4, 5, valid_path=first) == digests(4, 5, valid_path=first)
+    assert [a == b for a, b in zip(digests(4, 5, valid_path=first), digests(4, 5, valid_path=second), strict=True)] == [
+        True,
+        False,
+    ]
+    # other rows of one file are kept back
+    split = [digests(*range(4, 14), valid_fraction=part) for part in (0.2, 0.3)]
+    assert all(a != b for a, b in zip(*split, strict=True))
 
 
 def test_a_model_without_a_tokenizer_is_named(tmp_path: Path) -> None:

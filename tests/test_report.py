@@ -15,8 +15,10 @@ import pytest
 from mlxdist.coordinator.metrics import BestVal, read_history, trim_metrics
 from mlxdist.coordinator.phrases import StepReport
 from mlxdist.coordinator.report import Reporter
+from mlxdist.coordinator.rules import NodeNews
 from mlxdist.coordinator.run_folder import RunFolder, append
 from mlxdist.protocol.errors import SaveError
+from mlxdist.protocol.tree import Span
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -46,8 +48,11 @@ class Heard:
     def val(self, step: int, loss: float, metrics: Mapping[str, float]) -> None:
         self.calls.append(("val", step, loss))
 
-    def node(self, name: str, state: str, message: str) -> None:
-        self.calls.append(("node", name, state, message))
+    def node(self, name: str, state: str, message: str, *, stays: bool) -> None:
+        self.calls.append(("node", name, state, message, stays))
+
+    def pause(self, sentence: str, *, over: bool) -> None:
+        self.calls.append(("pause", sentence, over))
 
     def node_speed(self, name: str, tokens_per_second: float) -> None:
         self.calls.append(("node_speed", name, tokens_per_second))
@@ -132,6 +137,9 @@ def test_a_step_is_one_line_with_trls_names_and_what_a_person_reads(
             "tokens_per_second": 40.0,
             "all_tokens_per_second": 100.0,
             "seconds": 2.0,
+            "disturbed": False,
+            "leaves_recomputed": 0,
+            "seconds_paused": 0.0,
             "peak_gb": 1.25,
             "rewards/margins": 0.25,
             "rewards/accuracies": 0.5,
@@ -144,12 +152,22 @@ def test_every_event_has_its_line_and_reaches_the_display(run: RunFolder, heard:
     report = reporter(run, heard, clock)
     report.note("2 rows will be cut.")
     report.stage("loading the model")
-    report.node("mini-1", "ready")
+    report.node(NodeNews("mini-1", "ready", ""))
     report.node_speed("mini-1", 400.0)
     live_through(run, report, clock, range(1, 2))
     close(report, run)
     assert [event["event"] for event in events(run)] == ["stage", "stage", "node", "train", "val", "checkpoint", "done"]
-    assert [call[0] for call in heard.calls] == ["say", "stage", "node", "node_speed", "step", "val", "say", "end"]
+    assert [call[0] for call in heard.calls] == [
+        "say",
+        "stage",
+        "node",
+        "node_speed",
+        "step",
+        "val",
+        "say",
+        "say",
+        "end",
+    ]
 
 
 def test_numbers_that_are_not_finite_are_null(run: RunFolder, heard: Heard, clock: FakeClock) -> None:
@@ -164,8 +182,119 @@ def test_numbers_that_are_not_finite_are_null(run: RunFolder, heard: Heard, cloc
 def test_a_node_is_told_when_it_changes_and_not_before(run: RunFolder, heard: Heard, clock: FakeClock) -> None:
     report = reporter(run, heard, clock)
     for state in ("ready", "ready", "busy", "busy", "ready"):
-        report.node("mini-1", state)
+        report.node(NodeNews("mini-1", state, ""))
     assert [event["state"] for event in events(run)] == ["ready", "busy", "ready"]
+
+
+def test_a_loss_is_one_line_with_its_cause_and_what_was_done_and_so_is_the_return(
+    run: RunFolder, heard: Heard, clock: FakeClock
+) -> None:
+    report = reporter(run, heard, clock)
+    report.node(NodeNews("b", "busy", ""))
+    lost = NodeNews("b", "dead", "not heard for 15 s", action="2 leaves go to others", leaves=(Span(3, 5),))
+    for news in (lost, lost, NodeNews("b", "loading", "loading the model"), NodeNews("b", "ready", "")):
+        report.node(news)
+    assert [{key: event[key] for key in ("state", "cause", "action", "leaves")} for event in events(run)] == [
+        {"state": "busy", "cause": "", "action": "", "leaves": []},
+        {"state": "dead", "cause": "not heard for 15 s", "action": "2 leaves go to others", "leaves": [[3, 5]]},
+        {"state": "loading", "cause": "loading the model", "action": "", "leaves": []},
+        {"state": "ready", "cause": "", "action": "", "leaves": []},
+    ]
+    assert [call[1:4] for call in heard.calls if call[-1]] == [
+        ("b", "dead", "not heard for 15 s; 2 leaves go to others"),
+        ("b", "ready", ""),
+    ]
+
+
+def test_a_killed_worker_is_told_as_a_loss_although_its_node_only_connects_again(
+    run: RunFolder, heard: Heard, clock: FakeClock
+) -> None:
+    report = reporter(run, heard, clock)
+    for state, cause in [("connecting", "connected"), ("ready", ""), ("connecting", "the worker was killed")]:
+        report.node(NodeNews("b", state, cause))
+    assert [call[-1] for call in heard.calls] == [False, False, True]
+
+
+def test_small_trouble_of_a_node_is_told_ever_more_seldom_and_written_always(
+    run: RunFolder, heard: Heard, clock: FakeClock
+) -> None:
+    report = reporter(run, heard, clock)
+    report.node(NodeNews("slow", "busy", ""))
+    for number in range(1000):  # one every ten seconds
+        report.node(NodeNews("slow", "busy", f"leaves [{number}, 9) take long there", action="b computes them too"))
+        clock.seconds += 10
+    assert len(events(run)) == 1001
+    told = [at for at, call in enumerate(heard.calls[1:]) if call[-1]]
+    assert told == [0, 6, 18, 42, 90, 186, 378, 738]
+
+
+def test_a_node_that_flaps_is_told_ever_more_seldom_but_a_loss_always(
+    run: RunFolder, heard: Heard, clock: FakeClock
+) -> None:
+    report = reporter(run, heard, clock)
+    for _ in range(3):
+        for state, cause in [("ready", ""), ("suspect", "no beat for 6 s"), ("ready", "beats again")]:
+            report.node(NodeNews("flaps", state, cause))
+            clock.seconds += 1
+    report.node(NodeNews("flaps", "dead", "not heard for 15 s"))
+    report.node(NodeNews("flaps", "ready", ""))
+    assert [call[2] for call in heard.calls if call[-1]] == ["suspect", "ready", "dead", "ready"]
+
+
+def test_a_pause_is_said_at_both_ends_and_its_seconds_are_lost(run: RunFolder, heard: Heard, clock: FakeClock) -> None:
+    report = reporter(run, heard, clock)
+    report.train(step(1))
+    report.paused(NodeNews("", "paused", "paused: 0 of at least 1 nodes can work", action="waiting for more"))
+    report.paused(NodeNews("", "training", "going on after 30 s: 1 of at least 1 nodes can work", seconds=30.0))
+    clock.seconds += 40
+    report.train(StepReport(2, 4, 2.0, 1.5, 2e-4, 80, 2.5, 200 / 34, 34.0))  # twice 2 s: the rest of the step is lost
+    assert [call for call in heard.calls if call[0] == "pause"] == [
+        ("pause", "paused: 0 of at least 1 nodes can work; waiting for more", False),
+        ("pause", "going on after 30 s: 1 of at least 1 nodes can work", True),
+    ]
+    assert [(event["paused"], event.get("seconds")) for event in events(run) if event["event"] == "stage"] == [
+        (True, None),
+        (False, 30.0),
+    ]
+    summary = close(report, run)["losses"]
+    assert (summary["seconds_paused"], summary["seconds_lost"], summary["useful_seconds"]) == (30.0, 32.0, 4.0)
+    assert summary["goodput"] == 0.1
+    assert [call[1] for call in heard.calls if call[0] == "say"] == [
+        "10 % of the time went into useful steps (goodput); 0 leaves recomputed, 32 s lost, 30 s of it paused"
+    ]
+
+
+def test_a_pause_within_an_evaluation_is_lost_but_no_step_is_blamed(
+    run: RunFolder, heard: Heard, clock: FakeClock
+) -> None:
+    report = reporter(run, heard, clock)
+    report.train(step(1))
+    report.paused(NodeNews("", "training", "going on after 30 s", seconds=30.0))
+    report.val(1, 2.0, {}, 31.0)
+    report.train(step(2))
+    first = close(report, run)["losses"]
+    assert [event["disturbed"] for event in events(run) if event["event"] == "train"] == [False, False]
+    assert (first["seconds_paused"], first["seconds_lost"], first["useful_seconds"]) == (30.0, 30.0, 4.0)
+    again = reporter(run, heard, clock)
+    again.resume_after(2)
+    assert close(again, run)["losses"]["seconds_lost"] == 30.0
+
+
+def test_losses_outlive_a_crash_of_the_coordinator(run: RunFolder, heard: Heard, clock: FakeClock) -> None:
+    for saved in (0, 1):  # each life takes two steps, the second of which is not saved
+        report = reporter(run, heard, clock)
+        report.resume_after(saved)
+        clock.seconds += 5
+        for number in (saved + 1, saved + 2):
+            report.train(step(number, leaves_recomputed=3))
+    last = reporter(run, heard, clock)
+    last.resume_after(2)
+    losses = close(last, run)["losses"]
+    assert (losses["leaves_recomputed"], losses["steps_again"]) == (3 + 3 + 3 + 3, 2)
+    assert [event["message"] for event in events(run) if event["event"] == "stage"] == [
+        "going on after step 1; 1 step that was not saved is done again",
+        "going on after step 2; 1 step that was not saved is done again",
+    ]
 
 
 def test_a_stage_that_tells_every_row_does_not_fill_the_file(run: RunFolder, heard: Heard, clock: FakeClock) -> None:
@@ -186,6 +315,15 @@ def test_the_summary_tells_the_whole_run(run: RunFolder, heard: Heard, clock: Fa
         "steps": 4,
         "wall_seconds": 9.0,
         "peak_gb": 5.0,
+        "losses": {
+            "leaves_recomputed": 0,
+            "steps_disturbed": 0,
+            "steps_again": 0,
+            "seconds_paused": 0.0,
+            "seconds_lost": 0.0,
+            "useful_seconds": 8.0,
+            "goodput": 0.889,
+        },
         "final_train_loss": 2.5,
         "final_val_loss": 2.5,
         "best_val": {"step": 4, "loss": 2.5, "checkpoint": "checkpoints/step-00004"},
@@ -226,14 +364,17 @@ def test_a_resumed_run_tells_every_step_once_and_sums_up_as_if_never_interrupted
     assert told == [(kind, n) for n in range(1, 5) for kind in ("train", "val", "checkpoint")] + [("done", 4)]
     assert summary["train_losses"] == [10 / n for n in range(1, 5)]
     assert [val["step"] for val in summary["val_trajectory"]] == [1, 2, 3, 4]
-    assert (summary["wall_seconds"], summary["peak_gb"]) == (9.0, 5.0)
+    assert (summary["wall_seconds"], summary["peak_gb"]) == (6.0 + 1.0 + 2.0 * (4 - last_saved), 5.0)
+    again = 3 - last_saved
+    assert (summary["losses"]["steps_again"], summary["losses"]["seconds_lost"]) == (again, 2.0 * again)
+    assert summary["losses"]["useful_seconds"] == 8.0
 
 
 def test_trimming_keeps_what_happened_apart_from_steps(run: RunFolder, heard: Heard, clock: FakeClock) -> None:
     report = reporter(run, heard, clock)
     report.stage("loading")
     report.train(step(1))
-    report.node("mini-1", "dead", "no beat for 15 s")
+    report.node(NodeNews("mini-1", "dead", "no beat for 15 s"))
     report.train(step(2))
     before = run.metrics_jsonl.read_text().splitlines()
     trim_metrics(run.metrics_jsonl, 1)

@@ -329,14 +329,22 @@ def test_blocks_and_ends_of_what_was_not_offered_are_refused() -> None:
             tell(session, sent)
 
 
-def test_a_damaged_adapter_is_never_computed_with() -> None:
+@pytest.mark.parametrize("kind", ["adapter", "reference"])
+def test_a_damaged_adapter_is_never_computed_with_and_asked_for_again(kind: str) -> None:
     session, task = new_session(), task_of(0, 1)
-    offer, (block, payload), end = adapter_messages(SMALL)
+    if kind == "reference":
+        tell(session, *adapter_messages(SMALL, stream=8))
+    offer, (block, payload), end = adapter_messages(SMALL, kind=kind)
     damaged = bytes([payload[0] ^ 1]) + payload[1:]
-    tell(session, (task, b""), rows_of(task, 0), offer, (block, damaged))
-    with pytest.raises(WireError, match="does not have the hash"):
-        tell(session, end)
+    tell(session, offer, (task, b""), rows_of(task, 0), (block, damaged), end)
+    assert said(session)[-1] == m.Received(LIFE, 1, whole=False)
+    tell(session, rows_of(task, 0))
     assert not session.work
+    tell(session, *adapter_messages(SMALL, stream=2, kind=kind))
+    work = session.next_work()
+    assert_whole(work, task)
+    assert isinstance(work, ComputeLeaves)
+    assert (work.reference is None) == (kind == "adapter")
 
 
 @pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: type(message).__name__)
@@ -362,9 +370,13 @@ FOR_A_WORKER = (
     m.VectorBlock,
     m.VectorEnd,
     m.Credit,
+    m.Cancel,
+    m.Received,
     m.Stale,
     m.Refuse,
     m.Bye,
+    m.Cancel,
+    m.Received,
     m.Enlist,  # has no life, and so changes nothing
 )
 
@@ -435,7 +447,7 @@ def test_the_worker_gives_credit_for_one_window_and_one_more_with_every_block() 
         tell(session, block)
         assert said(session) == [m.Credit(LIFE, 1, min(WINDOW + index + 1, len(blocks)))]
     tell(session, end)
-    assert said(session) == []
+    assert said(session) == [m.Received(LIFE, 1, whole=True)]
 
 
 def offered(session: Session, elements: int, span: Span) -> tuple[m.VectorOffer, Vector]:

@@ -99,9 +99,17 @@ def test_a_step_is_summed_with_a_first_round_of_scores_or_without_and_never_goes
         if state is StepState.SUMMED:
             paths.add(path)
         for (here, event), there in STEP_TRANSITIONS.items():
-            if here is state:
+            if here is state and event is not StepEvent.AUDIT_BEGUN:
                 walk(there, (*path, event))
 
     walk(StepState.PLANNED, ())
     plain = (StepEvent.GRADIENT_BEGUN, StepEvent.PARTIALS_IN)
     assert paths == {plain, (StepEvent.SCORE_BEGUN, StepEvent.SCORES_IN, *plain)}
+
+
+def test_only_a_whole_sum_is_audited_and_it_is_whole_afterwards() -> None:
+    audits = {key: there for key, there in STEP_TRANSITIONS.items() if StepState.AUDITING in (key[0], there)}
+    assert audits == {
+        (StepState.SUMMED, StepEvent.AUDIT_BEGUN): StepState.AUDITING,
+        (StepState.AUDITING, StepEvent.AUDIT_IN): StepState.SUMMED,
+    }

@@ -1,0 +1,225 @@
+"""A run on this machine that a script may hurt: nodes started by hand, a coordinator of its own, a tiny random model.
+
+Whatever was started is remembered, stopped processes and workers without a supervisor too, and ends with the block.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from scripts.toy_preferences import write_model, write_rows
+
+RUN_TOML = """
+model = "model"
+data = "data"
+method = "{method}"
+[batch]
+size = {leaves}
+order = "shuffled"
+[lora]
+rank_scaling = "constant"
+[train]
+learning_rate = 1e-3
+schedule = "constant"
+warmup_steps = 0
+eval_every = 0
+report_every = 100
+[timing]
+{timing}
+"""
+HOSTS_TOML = "nodes = []\n[coordinator]\nport = {port}\nmin_nodes = {min_nodes}\n"
+WORKER = "mlxdist.node.worker"
+
+
+@dataclass
+class LocalCluster:
+    """Nodes by name, and one coordinator after another at the same port. Seconds."""
+
+    folder: Path
+    port: int
+    nodes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
+    coordinator: "subprocess.Popen[bytes] | None" = None
+    seen: dict[int, psutil.Process] = field(default_factory=dict)  # everything ever started, by pid
+
+    def start_node(self, name: str) -> None:
+        """A node, as a person would start it by hand; it leaves when no coordinator is heard for two minutes."""
+        command = ["node", "--connect", f"127.0.0.1:{self.port}", "--name", name, "--wait", "2m"]
+        self.nodes[name] = self._start(command, f"{name}.log")
+
+    def launch(self, output: str, settings: Mapping[str, object], *, resume: bool = False) -> "subprocess.Popen[bytes]":
+        """A coordinator that trains into `folder`/`output`."""
+        pairs = {"output": json.dumps(output), **settings}
+        changes = [word for key, value in pairs.items() for word in ("--set", f"{key}={value}")]
+        changes += ["--resume"] if resume else []
+        self.coordinator = self._start(["launch", "run.toml", "--hosts", "hosts.toml", *changes], f"{output}.txt")
+        return self.coordinator
+
+    def _start(self, command: list[str], log: str) -> "subprocess.Popen[bytes]":
+        with (self.folder / log).open("ab") as stream:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "mlxdist", *command],
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                start_new_session=True,  # Ctrl-C is for the script alone, which ends them
+                env={**os.environ, "HF_HUB_OFFLINE": "1"},
+            )
+        self.seen[process.pid] = psutil.Process(process.pid)
+        return process
+
+    def alive(self) -> list[str]:
+        """The nodes whose supervisor runs, by name."""
+        return sorted(name for name, process in self.nodes.items() if process.poll() is None)
+
+    def supervisor(self, name: str) -> psutil.Process:
+        """A node's supervisor."""
+        return psutil.Process(self.nodes[name].pid)
+
+    def worker(self, name: str) -> psutil.Process | None:
+        """A node's worker; None while it has none."""
+        with suppress(psutil.Error):
+            for child in self.supervisor(name).children():
+                with suppress(psutil.Error):
+                    if WORKER in child.cmdline():
+                        self.seen[child.pid] = child
+                        return child
+        return None
+
+    def end(self) -> None:
+        """End everything that was ever started here and still runs."""
+        for name in self.alive():
+            self.worker(name)
+        left = [process for process in self.seen.values() if process.is_running()]
+        for process in left:
+            with suppress(psutil.Error):
+                left += [child for child in process.children(recursive=True) if child.pid not in self.seen]
+        for process in left:
+            send(process, signal.SIGCONT)
+            send(process, signal.SIGKILL)
+        for started in (*self.nodes.values(), *([self.coordinator] if self.coordinator else [])):
+            started.wait()
+        psutil.wait_procs(left, timeout=10)
+
+
+def send(process: psutil.Process | None, number: signal.Signals) -> bool:
+    """A signal to a process that may be gone; whether it was there."""
+    if process is None:
+        return False
+    try:
+        process.send_signal(number)
+    except psutil.Error:
+        return False
+    return True
+
+
+@contextmanager
+def local_cluster(
+    folder: Path, *, method: str, leaves: int, timing: Mapping[str, float], min_nodes: int = 1, rows: int = 80
+) -> Iterator[LocalCluster]:
+    """A cluster without nodes in a folder with a model, rows and configuration, which is made where it is missing."""
+    if not (folder / "model").exists():
+        write_model(folder / "model")
+        write_rows(folder / "data", method, rows)
+    port = free_ports()
+    seconds = "\n".join(f"{key} = {value}" for key, value in timing.items())
+    (folder / "run.toml").write_text(RUN_TOML.format(method=method, leaves=leaves, timing=seconds))
+    (folder / "hosts.toml").write_text(HOSTS_TOML.format(port=port, min_nodes=min_nodes))
+    cluster = LocalCluster(folder, port)
+    try:
+        yield cluster
+    finally:
+        cluster.end()
+
+
+def free_ports() -> int:
+    """A port that is free together with the next one."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port = int(first.getsockname()[1])
+            with suppress(OSError, OverflowError):
+                second.bind(("127.0.0.1", port + 1))
+                return port
+
+
+@dataclass
+class Events:
+    """A run's events as they are written, each read once."""
+
+    path: Path
+    told: list[dict[str, Any]] = field(default_factory=list)
+    _read: int = 0
+
+    def news(self) -> list[dict[str, Any]]:
+        """The events since the last call."""
+        fresh: list[dict[str, Any]] = []
+        if self.path.exists():
+            with self.path.open("rb") as lines:
+                lines.seek(self._read)
+                for line in lines:
+                    if not line.endswith(b"\n"):
+                        break
+                    self._read += len(line)
+                    fresh.append(json.loads(line))
+        self.told += fresh
+        return fresh
+
+    @property
+    def steps(self) -> int:
+        """The last finished step."""
+        return next((event["step"] for event in reversed(self.told) if event["event"] == "train"), 0)
+
+    def wait_for_step(self, step: int, run: "subprocess.Popen[bytes]", timeout: float) -> None:
+        """Until the step is finished. Raises SystemExit where the run ends before, or after `timeout` seconds."""
+        until = time.monotonic() + timeout
+        while self.steps < step:
+            self.news()
+            if run.poll() is not None or time.monotonic() > until:
+                raise SystemExit(f"step {step} was not reached: the run is at {self.steps} (exit code {run.poll()})")
+            time.sleep(0.01)
+
+
+def adapter_sha(run: Path) -> str:
+    """SHA-256 of the adapter that a run has saved."""
+    return hashlib.sha256((run / "adapters.safetensors").read_bytes()).hexdigest()
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    return {
+        "system": f"{platform.system()} {platform.release()}",
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in ("mlxdist", "mlx", "mlx-lm", "pyzmq")},
+    }
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGTERM ends the script as Ctrl-C does, so that nothing stays behind."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
