@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 
 from mlxdist.node.blas import use_openblas
-from tests.node_pools import Pools, node_pools, start_node
+from tests.node_pools import Pools, node_pools
 
 if TYPE_CHECKING:
     from tests.fault_nodes import FaultNodes
@@ -47,9 +47,10 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Coordinators
     """Starts coordinators over two nodes, a and b, which a person would have started by hand."""
     from tests.fault_nodes import fault_nodes
     from tests.forked_coordinator import coordinators
+    from tests.node_pools import start_node
 
     folder = tmp_path_factory.mktemp("launcher")
-    with fault_nodes(tmp_path_factory.mktemp("nodes")) as nodes, coordinators(folder, nodes) as launcher:
+    with fault_nodes(folder) as nodes, coordinators(folder, nodes) as launcher:
         for name in ("a", "b"):
             nodes.processes[name] = start_node(nodes.port, name, nodes.logs)
         yield launcher

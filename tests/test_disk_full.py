@@ -50,7 +50,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(launcher: Coordinators, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(launcher: Coordinators, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run with room enough."""
     folder = tmp_path_factory.mktemp("whole")
     coordinator = launcher.start(write_run(folder, model, folder / "run"))
@@ -85,7 +85,7 @@ def fill(disk: Path) -> Path:
 
 
 def test_a_full_disk_stops_no_step_and_is_said_once_and_the_run_has_all_its_lines_when_there_is_room_again(
-    launcher: Coordinators, undisturbed: Path, model: Path, small_disk: Path, tmp_path: Path
+    launcher: Coordinators, whole: Path, model: Path, small_disk: Path, tmp_path: Path
 ) -> None:
     output = small_disk / "run"
     run = write_run(tmp_path, model, output)
@@ -105,14 +105,14 @@ def test_a_full_disk_stops_no_step_and_is_said_once_and_the_run_has_all_its_line
     assert "free some space" in said
     assert said.count("writing works again") == 1
     assert "Traceback" not in said
-    assert sha(output) == sha(undisturbed)
+    assert sha(output) == sha(whole)
     assert [event["step"] for event in events(output, "train")] == list(range(1, STEPS + 1))
     assert json.loads((output / "metrics.json").read_text())["steps"] == STEPS
     assert load_state(RunFolder(output))[0].step == STEPS
 
 
 def test_a_coordinator_that_dies_while_its_disk_is_full_goes_on_from_the_old_state_with_the_same_bits(
-    launcher: Coordinators, undisturbed: Path, model: Path, small_disk: Path, tmp_path: Path
+    launcher: Coordinators, whole: Path, model: Path, small_disk: Path, tmp_path: Path
 ) -> None:
     output = small_disk / "run"
     run = write_run(tmp_path, model, output)
@@ -124,7 +124,7 @@ def test_a_coordinator_that_dies_while_its_disk_is_full_goes_on_from_the_old_sta
     filler.unlink()
     again = launcher.start(run, resume=True)
     assert again.wait() == 0, again.said.read_text()
-    assert sha(output) == sha(undisturbed)
+    assert sha(output) == sha(whole)
     assert [event["step"] for event in events(output, "train")] == list(range(1, STEPS + 1))
 
 
