@@ -21,7 +21,7 @@ from mlxdist.coordinator.rules import NodeNews, Rules
 from mlxdist.coordinator.sharing import Split
 from mlxdist.coordinator.speeds import Transfers
 from mlxdist.coordinator.uploads import DamagedError, Uploads
-from mlxdist.coordinator.work import Work
+from mlxdist.coordinator.work import TRIED_AGAIN, Work
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import ConfigError, MismatchError, MlxdistError, NodeError, StaleError, WireError
@@ -336,6 +336,8 @@ class Cluster:
         tokens = leaf_tokens(leaf)
         self.work.patience.took(sum(tokens), max(tokens), message.seconds)
         node.speed.leaf(current.request.verb, (sum(tokens), max(tokens)), message.seconds)
+        for stream in self._uploads.arriving(node.name, message.leaf + 1):  # it left while the leaf was in work
+            self._transfers.begin("up", node.name, stream, self.now)
         self._after_result(done)
 
     def _on_offer(self, node: Node, offer: m.VectorOffer) -> None:
@@ -398,9 +400,10 @@ class Cluster:
         paused = self.work.paused
         for attempt in self.work.share_out(self.ready(), self.now):
             self._send_work(attempt)
-        while self.work.sentences:
-            name, sentence = self.work.sentences.popleft()
-            self.members.tell(self.nodes[name], sentence)
+        while self.work.left_out:
+            name, why = self.work.left_out.popleft()
+            action = f"it gets no leaves for now, stays as a spare and is tried again every {TRIED_AGAIN} steps"
+            self.members.tell(self.nodes[name], why, action)
         if self.work.paused != paused:
             there, needed = len(self.ready()), self.rules.min_nodes
             what = f"{there} of at least {needed} nodes can work"
