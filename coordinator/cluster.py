@@ -34,6 +34,7 @@ from mlxdist.protocol.tree import Span
 from mlxdist.protocol.vectors import OutgoingVector, Vector, digest
 from mlxdist.protocol.wire import Buffer, decode, encode
 
+LEAST_SECONDS = 1e-6  # of a partial on its way
 SPOILED = 5  # vectors of a worker that came with another hash, after which it is started anew
 
 
@@ -59,7 +60,9 @@ class Cluster:
 
     def __post_init__(self) -> None:
         self.work = Work(self.rules, self.split)
-        self.members = Membership(self.rules, self._send, self._on_lost, self._at_work, self._in_work)
+        self.members = Membership(
+            self.rules, self._send, self._on_lost, self._at_work, self._in_work, self.work.survived
+        )
 
     # ---- what the loop asks
 
@@ -340,6 +343,7 @@ class Cluster:
         if span not in attempt.missing:
             raise StaleError(f"the partial over {span} is not missing")
         self._uploads.offer(node.name, offer)
+        self._transfers.begin("offer", node.name, offer.stream, self.now)
         self._admit_uploads()
 
     def _on_end(self, node: Node, message: m.VectorEnd) -> None:
@@ -350,7 +354,11 @@ class Cluster:
             self.members.tell(node, str(error), "sent again")
             self._received(node, message.stream, whole=False)
             return
-        node.speed.sent_up(self._transfers.end("up", node.name, message.stream, self.now)[0])
+        since_credit = self._transfers.end("up", node.name, message.stream, self.now)[0]
+        since_offer = self._transfers.end("offer", node.name, message.stream, self.now)[0]
+        if message.grew:  # what left while its last leaf still computed costs the step nothing
+            since_credit = max(min(since_credit, since_offer - message.grew), LEAST_SECONDS)
+        node.speed.sent_up(since_credit)
         try:
             done = self._current().partial(offer.attempt, Span(offer.start, offer.stop), vector)
         except StaleError:
@@ -415,6 +423,8 @@ class Cluster:
                 node.move(NodeEvent.FINISHED)
         for name, stream in self._uploads.not_needed(self._needed):
             other = self.nodes[name]
+            for kind in ("up", "offer"):
+                self._transfers.end(kind, name, stream, self.now)
             if other.data is not None:
                 self._send(DATA, other.data, m.Stale(other.life, "another node was faster", stream))
         self._share_out()

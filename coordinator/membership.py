@@ -32,7 +32,8 @@ EARLY_EXITS = 3  # workers in a row that ended before they were ready: the node 
 class Membership:
     """The nodes by name. `on_lost(node, blame)` gives away what its worker had, and returns those runs of leaves.
 
-    `at_work` says whether a node has anything to do, `in_work` which leaf it computes now.
+    `at_work` says whether a node has anything to do, `in_work` which leaf it computes now. `on_survived(name)`: the
+    worker of a node that was lost is still there.
     """
 
     rules: Rules
@@ -40,6 +41,7 @@ class Membership:
     on_lost: Callable[[Node, bool], Sequence[Span]]
     at_work: Callable[[Node], bool]
     in_work: Callable[[Node], Leaf | None]
+    on_survived: Callable[[str], None]
     nodes: dict[str, Node] = field(default_factory=dict)
     news: deque[NodeNews] = field(default_factory=deque)
     given_up: dict[str, MlxdistError] = field(default_factory=dict)
@@ -94,6 +96,13 @@ class Membership:
             return
         if known is None or known.gone:
             node = Node(message.name, self._new_life(), peer, now, host=message.host, progressed=now)
+            if (
+                known is not None
+                and peer == known.control
+                and message.worker
+                and message.worker == known.last_worker_pid
+            ):
+                self.on_survived(known.name)
             if known is not None:
                 node.speed, node.early_exits = known.speed, known.early_exits
             self.nodes[message.name] = known = node
@@ -222,7 +231,7 @@ class Membership:
         node.move(event)
         place = len(self.news)
         node.spent = True
-        node.worker_pid = 0
+        node.last_worker_pid, node.worker_pid = node.worker_pid, 0
         lost = self.on_lost(node, blame)
         node.forget_worker()
         self.tell(node, cause, action, lost)

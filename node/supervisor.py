@@ -27,7 +27,7 @@ from mlxdist.protocol.wire import decode, encode
 
 TAIL_LINES = 20
 ENLIST_SECONDS = 0.5  # between tries to be admitted
-UNANSWERED_BEATS = 5  # after which the connection counts as dead, although nobody has closed it
+UNANSWERED_BEATS = 8  # until the connection counts as dead: by then this node does so at the coordinator
 KILL_SECONDS = 5.0  # from asking a worker to end until it is killed
 COMMAND = ("-u", "-m", "mlxdist.node.worker")  # of the interpreter
 
@@ -247,7 +247,8 @@ class Supervisor:
             self.resting_until = self.life = None  # the next worker is a new life: ask for it
         if self.life is None:
             if now - self.spoken >= ENLIST_SECONDS and self.resting_until is None:
-                pid = self.worker.process.pid if self.worker is not None else 0
+                lives = self.worker is not None and self.worker.process.poll() is None
+                pid = self.worker.process.pid if self.worker is not None and lives else 0
                 if self._send(m.Enlist(m.PROTOCOL_VERSION, self.name, getpid(), pid, host_facts())):
                     self.spoken = now
             return
