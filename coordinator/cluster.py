@@ -21,7 +21,7 @@ from mlxdist.coordinator.rules import NodeNews, Rules
 from mlxdist.coordinator.sharing import Split
 from mlxdist.coordinator.speeds import Transfers
 from mlxdist.coordinator.uploads import DamagedError, Uploads
-from mlxdist.coordinator.work import Work
+from mlxdist.coordinator.work import TRIED_AGAIN, Work
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import ConfigError, MismatchError, MlxdistError, NodeError, StaleError, WireError
@@ -34,6 +34,7 @@ from mlxdist.protocol.tree import Span
 from mlxdist.protocol.vectors import OutgoingVector, Vector, digest
 from mlxdist.protocol.wire import Buffer, decode, encode
 
+LEAST_SECONDS = 1e-6  # of a partial on its way
 SPOILED = 5  # vectors of a worker that came with another hash, after which it is started anew
 
 
@@ -59,7 +60,9 @@ class Cluster:
 
     def __post_init__(self) -> None:
         self.work = Work(self.rules, self.split)
-        self.members = Membership(self.rules, self._send, self._on_lost, self._at_work, self._in_work)
+        self.members = Membership(
+            self.rules, self._send, self._on_lost, self._at_work, self._in_work, self.work.survived
+        )
 
     # ---- what the loop asks
 
@@ -322,12 +325,19 @@ class Cluster:
             what = f"{payload.nbytes} bytes in {message.columns} columns for {rows} rows"
             raise WireError(f"the answer to leaf {message.leaf} has {what}")
         numbers = np.frombuffer(payload, np.float32).reshape(rows, message.columns)
+        if current.request.verb == "score" and not np.isfinite(numbers).all() and message.leaf not in current.nonfinite:
+            # The same again is what it is, and for whoever asked: a validation loss may be infinite, KTO's z0 may not.
+            self.members.tell(node, self.work.nonfinite(attempt, message.leaf), "computed once more")
+            self._after_result([attempt])
+            return
         done = current.answer(attempt, message.leaf, numbers)
         node.leaves_done += 1
         node.peak_bytes = max(node.peak_bytes, message.peak_bytes)
         tokens = leaf_tokens(leaf)
         self.work.patience.took(sum(tokens), max(tokens), message.seconds)
         node.speed.leaf(current.request.verb, (sum(tokens), max(tokens)), message.seconds)
+        for stream in self._uploads.arriving(node.name, message.leaf + 1):  # it left while the leaf was in work
+            self._transfers.begin("up", node.name, stream, self.now)
         self._after_result(done)
 
     def _on_offer(self, node: Node, offer: m.VectorOffer) -> None:
@@ -340,6 +350,7 @@ class Cluster:
         if span not in attempt.missing:
             raise StaleError(f"the partial over {span} is not missing")
         self._uploads.offer(node.name, offer)
+        self._transfers.begin("offer", node.name, offer.stream, self.now)
         self._admit_uploads()
 
     def _on_end(self, node: Node, message: m.VectorEnd) -> None:
@@ -350,7 +361,11 @@ class Cluster:
             self.members.tell(node, str(error), "sent again")
             self._received(node, message.stream, whole=False)
             return
-        node.speed.sent_up(self._transfers.end("up", node.name, message.stream, self.now)[0])
+        since_credit = self._transfers.end("up", node.name, message.stream, self.now)[0]
+        since_offer = self._transfers.end("offer", node.name, message.stream, self.now)[0]
+        if message.grew:  # what left while its last leaf still computed costs the step nothing
+            since_credit = max(min(since_credit, since_offer - message.grew), LEAST_SECONDS)
+        node.speed.sent_up(since_credit)
         try:
             done = self._current().partial(offer.attempt, Span(offer.start, offer.stop), vector)
         except StaleError:
@@ -385,9 +400,10 @@ class Cluster:
         paused = self.work.paused
         for attempt in self.work.share_out(self.ready(), self.now):
             self._send_work(attempt)
-        while self.work.sentences:
-            name, sentence = self.work.sentences.popleft()
-            self.members.tell(self.nodes[name], sentence)
+        while self.work.left_out:
+            name, why = self.work.left_out.popleft()
+            action = f"it gets no leaves for now, stays as a spare and is tried again every {TRIED_AGAIN} steps"
+            self.members.tell(self.nodes[name], why, action)
         if self.work.paused != paused:
             there, needed = len(self.ready()), self.rules.min_nodes
             what = f"{there} of at least {needed} nodes can work"
@@ -415,6 +431,8 @@ class Cluster:
                 node.move(NodeEvent.FINISHED)
         for name, stream in self._uploads.not_needed(self._needed):
             other = self.nodes[name]
+            for kind in ("up", "offer"):
+                self._transfers.end(kind, name, stream, self.now)
             if other.data is not None:
                 self._send(DATA, other.data, m.Stale(other.life, "another node was faster", stream))
         self._share_out()
@@ -434,6 +452,7 @@ class Cluster:
         if not node.has_reference and node.adapter_version < 0:
             raise WireError("no adapter was sent to it")
         self._spoiled(node)
+        self.members.tell(node, "an adapter arrived damaged there", "sent again")
         node.adapter_version, node.has_reference = -1, False
         self._send_reference(node)
         if self._adapter is not None:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -188,4 +189,4 @@ def test_a_span_without_a_hole_is_the_rest_and_joined_runs_are_the_same_leaves(a
     assert inside == [leaf for leaf in range(span.start, span.stop) if not hole.start <= leaf < hole.stop]
     joined = joined_runs(Span(leaf, leaf + 1) for leaf in reversed(inside))
     assert [leaf for run in joined for leaf in range(run.start, run.stop)] == inside
-    assert all(one.stop < other.start for one, other in zip(joined, joined[1:], strict=False))
+    assert all(one.stop < other.start for one, other in pairwise(joined))
