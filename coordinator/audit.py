@@ -183,7 +183,10 @@ class Audit:
                 guilty.setdefault(name, guilt(leaf, request, name, answers[leaf]))
             for name in sorted(set(verdict.unlike) - self.unlike):
                 self.unlike.add(name)
-                cluster.members.tell(cluster.nodes[name], unlike(leaf, request, name, answers[leaf]))
+                what = unlike(leaf, request, name, answers[leaf])
+                cluster.members.tell(
+                    cluster.nodes[name], what, "the promise of this run is a tolerance, not the same bits"
+                )
         for name, reason in guilty.items():
             if not cluster.nodes[name].gone:
                 cluster.members.quarantine(cluster.nodes[name], reason)
@@ -220,7 +223,7 @@ def unlike(leaf: int, request: Request, node: str, answers: Iterable[Answer]) ->
     far = max(distance(mine, other) for other in answers if other.node != node)
     return (
         f"gives leaf {leaf} of step {request.step} other last bits than its like (relative difference {far:.2g}, the "
-        "same each time), although its canary was the same: the promise of this run is a tolerance, not the same bits"
+        "same each time), although its canary was the same"
     )
 
 

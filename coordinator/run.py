@@ -217,6 +217,8 @@ def tell(news: NodeNews, report: Reporter, folder: RunFolder) -> None:
             report.could_not_save("log", error)
         else:
             report.saved("log")
+    elif news.state == "awake":
+        report.note(news.message)
     elif not news.name:
         report.paused(news)
     else:

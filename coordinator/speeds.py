@@ -31,7 +31,7 @@ class Speed:
     """What was measured of one node. Seconds; 0 = not measured yet."""
 
     tokens_per_second: float = 0.0  # of gradients of all widths: what a person is told
-    up: float = 0.0  # a partial, from the first credit to its END
+    up: float = 0.0  # a partial, from its first credit and its last leaf's answer to its END
     down: float = 0.0  # the adapter, from its offer to its receipt
     _per_token: dict[tuple[str, int], float] = field(default_factory=dict)  # by verb and class of width
     _measured: dict[tuple[str, int], int] = field(default_factory=dict)
