@@ -215,6 +215,16 @@ class Cluster:
             self.members.tell(self.nodes[slow.node], what, f"{attempt.node} computes them too")
             self._send_work(attempt)
 
+    def slept(self, gap: float, asleep: float, now: float) -> None:
+        """This process did nothing, for seconds that its clock shows and others that it does not (absence.py).
+
+        That time is held against nobody, and measures nothing.
+        """
+        self.members.slept(gap, asleep, now)
+        self._transfers.forget()
+        for attempt in self.round.attempts.values() if self.round is not None else ():
+            attempt.began = now if asleep else min(attempt.began + gap, now)
+
     def unreachable(self, parcel: Parcel, now: float) -> None:
         """A message could not be sent."""
         self.members.unreachable(parcel.channel, parcel.peer, now)
