@@ -34,6 +34,7 @@ from mlxdist.protocol.tree import Span
 from mlxdist.protocol.vectors import OutgoingVector, Vector, digest
 from mlxdist.protocol.wire import Buffer, decode, encode
 
+LEAST_SECONDS = 1e-6  # of a partial on its way
 SPOILED = 5  # vectors of a worker that came with another hash, after which it is started anew
 
 
@@ -59,7 +60,9 @@ class Cluster:
 
     def __post_init__(self) -> None:
         self.work = Work(self.rules, self.split)
-        self.members = Membership(self.rules, self._send, self._on_lost, self._at_work, self._in_work)
+        self.members = Membership(
+            self.rules, self._send, self._on_lost, self._at_work, self._in_work, self.work.survived
+        )
 
     # ---- what the loop asks
 
@@ -322,6 +325,11 @@ class Cluster:
             what = f"{payload.nbytes} bytes in {message.columns} columns for {rows} rows"
             raise WireError(f"the answer to leaf {message.leaf} has {what}")
         numbers = np.frombuffer(payload, np.float32).reshape(rows, message.columns)
+        if current.request.verb == "score" and not np.isfinite(numbers).all() and message.leaf not in current.nonfinite:
+            # The same again is what it is, and for whoever asked: a validation loss may be infinite, KTO's z0 may not.
+            self.members.tell(node, self.work.nonfinite(attempt, message.leaf), "computed once more")
+            self._after_result([attempt])
+            return
         done = current.answer(attempt, message.leaf, numbers)
         node.leaves_done += 1
         node.peak_bytes = max(node.peak_bytes, message.peak_bytes)
@@ -342,6 +350,7 @@ class Cluster:
         if span not in attempt.missing:
             raise StaleError(f"the partial over {span} is not missing")
         self._uploads.offer(node.name, offer)
+        self._transfers.begin("offer", node.name, offer.stream, self.now)
         self._admit_uploads()
 
     def _on_end(self, node: Node, message: m.VectorEnd) -> None:
@@ -352,7 +361,11 @@ class Cluster:
             self.members.tell(node, str(error), "sent again")
             self._received(node, message.stream, whole=False)
             return
-        node.speed.sent_up(self._transfers.end("up", node.name, message.stream, self.now)[0])
+        since_credit = self._transfers.end("up", node.name, message.stream, self.now)[0]
+        since_offer = self._transfers.end("offer", node.name, message.stream, self.now)[0]
+        if message.grew:  # what left while its last leaf still computed costs the step nothing
+            since_credit = max(min(since_credit, since_offer - message.grew), LEAST_SECONDS)
+        node.speed.sent_up(since_credit)
         try:
             done = self._current().partial(offer.attempt, Span(offer.start, offer.stop), vector)
         except StaleError:
@@ -418,6 +431,8 @@ class Cluster:
                 node.move(NodeEvent.FINISHED)
         for name, stream in self._uploads.not_needed(self._needed):
             other = self.nodes[name]
+            for kind in ("up", "offer"):
+                self._transfers.end(kind, name, stream, self.now)
             if other.data is not None:
                 self._send(DATA, other.data, m.Stale(other.life, "another node was faster", stream))
         self._share_out()
@@ -437,6 +452,7 @@ class Cluster:
         if node.state is NodeState.LOADING or self._adapter is None:
             raise WireError("no adapter was sent to it")
         self._spoiled(node)
+        self.members.tell(node, "an adapter arrived damaged there", "sent again")
         node.adapter_version, node.has_reference = -1, False
         self._send_reference(node)
         self._send_adapter(node)

@@ -32,7 +32,8 @@ EARLY_EXITS = 3  # workers in a row that ended before they were ready: the node 
 class Membership:
     """The nodes by name. `on_lost(node, blame)` gives away what its worker had, and returns those runs of leaves.
 
-    `at_work` says whether a node has anything to do, `in_work` which leaf it computes now.
+    `at_work` says whether a node has anything to do, `in_work` which leaf it computes now. `on_survived(name)`: the
+    worker of a node that was lost is still there.
     """
 
     rules: Rules
@@ -40,6 +41,7 @@ class Membership:
     on_lost: Callable[[Node, bool], Sequence[Span]]
     at_work: Callable[[Node], bool]
     in_work: Callable[[Node], Leaf | None]
+    on_survived: Callable[[str], None]
     nodes: dict[str, Node] = field(default_factory=dict)
     news: deque[NodeNews] = field(default_factory=deque)
     given_up: dict[str, MlxdistError] = field(default_factory=dict)
@@ -94,6 +96,13 @@ class Membership:
             return
         if known is None or known.gone:
             node = Node(message.name, self._new_life(), peer, now, host=message.host, progressed=now)
+            if (
+                known is not None
+                and peer == known.control
+                and message.worker
+                and message.worker == known.last_worker_pid
+            ):
+                self.on_survived(known.name)
             if known is not None:
                 node.speed, node.early_exits = known.speed, known.early_exits
             self.nodes[message.name] = known = node
@@ -207,13 +216,23 @@ class Membership:
             if not node.gone and channel == DATA and node.data == peer and node.data_closed is None:
                 node.data_closed = now
 
-    def slept(self, seconds: float) -> None:
-        """The coordinator itself did nothing for so long: nobody's silence in that time counts."""
+    def slept(self, gap: float, asleep: float, now: float) -> None:
+        """The coordinator itself did nothing for `gap` seconds, and its Mac slept for `asleep` that `now` leaves out.
+
+        Nobody's silence in that time counts. After a sleep every node gets all the time there is to be heard again:
+        its connection may have to be made anew.
+        """
+
+        def later(time: float) -> float:
+            return now if asleep else min(time + gap, now)
+
         for node in self.nodes.values():
-            node.last_beat += seconds
-            node.progressed += seconds
-            node.closed = None if node.closed is None else node.closed + seconds
-            node.data_closed = None if node.data_closed is None else node.data_closed + seconds
+            node.last_beat, node.progressed = later(node.last_beat), later(node.progressed)
+            node.closed = None if node.closed is None else later(node.closed)
+            node.data_closed = None if node.data_closed is None else later(node.data_closed)
+        if asleep:
+            cause = f"the coordinator's Mac slept for {asleep:.0f} s, or its clock was set"
+            self.news.append(NodeNews("", "awake", cause, action="its nodes have time to return"))
 
     # ---- going
 
@@ -222,7 +241,7 @@ class Membership:
         node.move(event)
         place = len(self.news)
         node.spent = True
-        node.worker_pid = 0
+        node.last_worker_pid, node.worker_pid = node.worker_pid, 0
         lost = self.on_lost(node, blame)
         node.forget_worker()
         self.tell(node, cause, action, lost)

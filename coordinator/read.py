@@ -8,7 +8,7 @@ from mlxdist.coordinator.chat import ChatTemplate
 from mlxdist.coordinator.config import RunConfig
 from mlxdist.coordinator.encoding import Encoding
 from mlxdist.coordinator.faults import refusal, skipped
-from mlxdist.coordinator.notes import balance_notes, cut_notes, fits_phrase, order_notes, prompt_notes
+from mlxdist.coordinator.notes import balance_notes, cut_notes, fits_phrase, order_notes, prompt_notes, valid_cut_notes
 from mlxdist.coordinator.reading import Progress, ReadFile, read_source
 from mlxdist.coordinator.records import Splits
 from mlxdist.coordinator.rows import StoredRows
@@ -68,6 +68,8 @@ def read_splits(splits: Splits, encoding: Encoding, *, progress: Progress) -> Da
     notes += said
     for check in checks(files[0], train, encoding):
         notes += check()
+    if splits.valid is not None:
+        notes += valid_cut_notes(files[1].store.lengths, encoding.config.batch, encoding.config.method)
     notes += template_notes(files[0], encoding)
     return Dataset(train, valid, tuple(notes), encoding.tokenizer.pad_id)
 

@@ -34,6 +34,7 @@ class Node:
     spoiled: int = 0  # vectors of this worker that came with another hash
     spent: bool = False  # the worker of this life has ended, or is to end: the next one gets a new life
     worker_pid: int = 0
+    last_worker_pid: int = 0  # of the worker that it had when it was lost
     condemned: int = 0  # the pid of a worker that the supervisor was told to end
     early_exits: int = 0  # workers in a row that ended before they were ready
     closed: float | None = None  # when the control connection was found closed

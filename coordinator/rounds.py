@@ -102,6 +102,8 @@ class Round:
     senders: dict[Span, str] = field(default_factory=dict)  # whose partial counts
     computed_by: dict[int, str] = field(default_factory=dict)  # whose row numbers count
     deaths: Counter[int] = field(default_factory=Counter)  # of workers, by the leaf that was in work
+    charged: dict[str, int] = field(default_factory=dict)  # the leaf at which a node was lost last
+    acquittals: Counter[int] = field(default_factory=Counter)  # deaths that were none, by leaf
     nonfinite: dict[int, list[str]] = field(default_factory=dict)  # the nodes on which a leaf gave NaN or Inf
     recomputed: int = 0  # leaves, for each time that one was computed, or begun, in vain or once more
 

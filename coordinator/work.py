@@ -16,6 +16,7 @@ from mlxdist.protocol.tree import Span
 
 FATAL_DEATHS = ALONE_AFTER + 1
 FATAL_NONFINITE = 2
+MOST_ACQUITTALS = 3  # of a leaf: one that silences every node for a while must not go round for ever
 TRIED_AGAIN = 20  # steps after which a node that was left out is measured anew
 
 
@@ -136,10 +137,12 @@ class Work:
         if self.round is None:
             return []
         runs, attempt = self.round.lost(name)
+        self.round.charged.pop(name, None)
         leaf = attempt.in_work if attempt is not None and blame else None
         if attempt is None or leaf is None:
             return runs
         self.round.deaths[leaf] += 1
+        self.round.charged[name] = leaf
         if attempt.alone and self.round.deaths[leaf] >= FATAL_DEATHS:  # beside other work it may be the innocent one
             self.failure = NodeError(
                 f"{FATAL_DEATHS} workers ended while they computed {self._leaf(leaf)}, the last one with nothing else "
@@ -147,6 +150,13 @@ class Work:
                 leaf=leaf,
             )
         return runs
+
+    def survived(self, name: str) -> None:
+        """A worker that seemed lost is still there: it was the network, and no death of the leaf that it had."""
+        leaf = self.round.charged.pop(name, None) if self.round is not None else None
+        if self.round is not None and leaf is not None and self.round.acquittals[leaf] < MOST_ACQUITTALS:
+            self.round.acquittals[leaf] += 1
+            self.round.deaths[leaf] -= 1
 
     def nonfinite(self, attempt: Attempt, leaf: int) -> str:
         """A leaf gave NaN or Inf: it is computed elsewhere; the same again is a failure. Returns what to say."""

@@ -4,8 +4,9 @@ A partial that grows is offered before it is whole. Its END goes only when it is
 that cannot be finished is withdrawn, and the coordinator, told why by another message, throws its part away too.
 """
 
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -35,6 +36,7 @@ class Stream:
 
     outgoing: "Outgoing"
     number: int
+    offered: float  # when, in seconds
 
     def grow(self, ready: int) -> None:
         """So many elements, from the first on, are final."""
@@ -45,6 +47,7 @@ class Stream:
         """All of it is final, and counts."""
         if (vector := self.outgoing.vectors.get(self.number)) is not None:
             vector.ready = None
+            self.outgoing.grew[self.number] = self.outgoing.clock() - self.offered
 
     def withdraw(self) -> None:
         """It will not be finished."""
@@ -56,7 +59,9 @@ class Outgoing:
     """The messages and vectors of one life, in the order in which they may go."""
 
     life: m.Life
+    clock: Callable[[], float] = time.monotonic
     closed: bool = False
+    grew: dict[int, float] = field(default_factory=dict)  # seconds from the offer to the whole, by stream
     vectors: dict[int, OutgoingVector] = field(default_factory=dict)  # by stream; until their END is sent
     _kept: dict[int, tuple[m.VectorOffer, Vector]] = field(default_factory=dict)  # until they are received whole
     _outbox: deque[tuple[m.Message, Buffer]] = field(default_factory=deque)
@@ -74,7 +79,7 @@ class Outgoing:
             self.vectors[self._streams] = OutgoingVector(self._streams, vector, ready=ready)
             self._kept[self._streams] = (msgspec.structs.replace(offer, stream=self._streams), vector)
             self.say(self._kept[self._streams][0])
-        return Stream(self, self._streams)
+        return Stream(self, self._streams, self.clock())
 
     def take(self) -> Iterator[tuple[m.Message, Buffer]]:
         """What may be sent now, each once: what was said, then the blocks that have credit and will not change.
@@ -91,7 +96,7 @@ class Outgoing:
             if vector.all_sent and self.vectors.get(stream) is vector:
                 yield from self._said()  # the answer to its last leaf stands before the END
                 if self.vectors.pop(stream, None) is not None:
-                    yield m.VectorEnd(self.life, stream, vector.end()), b""
+                    yield m.VectorEnd(self.life, stream, vector.end(), self.grew.pop(stream, 0.0)), b""
 
     def _said(self) -> Iterator[tuple[m.Message, Buffer]]:
         while self._outbox:
@@ -117,6 +122,7 @@ class Outgoing:
         """Nobody needs this vector."""
         self.vectors.pop(stream, None)
         self._kept.pop(stream, None)
+        self.grew.pop(stream, None)
 
     def drop_attempt(self, attempt: int) -> None:
         """Nobody needs the vectors of this attempt."""

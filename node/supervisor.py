@@ -26,8 +26,10 @@ from mlxdist.protocol.transport import Link
 from mlxdist.protocol.wire import decode, encode
 
 TAIL_LINES = 20
+UNSEEN_LINES = 1000  # kept until the coordinator can be told; of more, the oldest are left out
+LINE_CHARS = 4096  # a longer line is cut into several
 ENLIST_SECONDS = 0.5  # between tries to be admitted
-UNANSWERED_BEATS = 5  # after which the connection counts as dead, although nobody has closed it
+UNANSWERED_BEATS = 8  # until the connection counts as dead: by then this node does so at the coordinator
 KILL_SECONDS = 5.0  # from asking a worker to end until it is killed
 COMMAND = ("-u", "-m", "mlxdist.node.worker")  # of the interpreter
 
@@ -38,7 +40,9 @@ class Worker:
 
     process: subprocess.Popen[str]
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
-    unseen: deque[str] = field(default_factory=lambda: deque(maxlen=1000))
+    unseen: deque[str] = field(default_factory=deque)
+    left_out: int = 0  # lines, since the last that were passed on
+    lock: threading.Lock = field(default_factory=threading.Lock)
     reader: threading.Thread | None = None
     kill_seconds: float = KILL_SECONDS
 
@@ -61,9 +65,33 @@ class Worker:
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.tail.append(line.rstrip())
-            self.unseen.append(line.rstrip())
+        while line := self.process.stdout.readline(LINE_CHARS):
+            self.printed(line.rstrip())
+
+    def printed(self, line: str) -> None:
+        """Keep a line that the worker printed."""
+        self.tail.append(line)
+        with self.lock:
+            self.unseen.append(line)
+            while len(self.unseen) > UNSEEN_LINES:
+                self.unseen.popleft()
+                self.left_out += 1
+
+    def news(self, most: int = 200) -> list[str]:
+        """The next lines that the coordinator has not seen; the first says how many were left out before them."""
+        with self.lock:
+            lines = [self.unseen.popleft() for _ in range(min(most, len(self.unseen)))]
+            if self.left_out:
+                lines.insert(
+                    0, f"[{self.left_out} lines were left out here: the worker printed more than could be sent]"
+                )
+                self.left_out = 0
+        return lines
+
+    def unsent(self, lines: Sequence[str]) -> None:
+        """There was no connection: these lines are news still."""
+        with self.lock:
+            self.unseen.extendleft(reversed(lines))
 
     def order(self, endpoint: str, name: str, life: m.Life, memory_limit_bytes: int) -> None:
         """Send the worker to a coordinator."""
@@ -247,7 +275,8 @@ class Supervisor:
             self.resting_until = self.life = None  # the next worker is a new life: ask for it
         if self.life is None:
             if now - self.spoken >= ENLIST_SECONDS and self.resting_until is None:
-                pid = self.worker.process.pid if self.worker is not None else 0
+                lives = self.worker is not None and self.worker.process.poll() is None
+                pid = self.worker.process.pid if self.worker is not None and lives else 0
                 if self._send(m.Enlist(m.PROTOCOL_VERSION, self.name, getpid(), pid, host_facts())):
                     self.spoken = now
             return
@@ -274,11 +303,8 @@ class Supervisor:
             self.resting_until = now + wait
 
     def _pass_on_lines(self, worker: Worker, life: m.Life) -> None:
-        lines: list[str] = []
-        while worker.unseen and len(lines) < 200:
-            lines.append(worker.unseen.popleft())
-        if lines:
-            self._send(m.Log(life, tuple(lines)))
+        if (lines := worker.news()) and not self._send(m.Log(life, tuple(lines))):
+            worker.unsent(lines)
 
 
 def _memory(worker: Worker | None) -> tuple[int, int]:

@@ -277,11 +277,15 @@ class VectorBlock(Message, frozen=True):
 
 
 class VectorEnd(Message, frozen=True):
-    """All blocks were sent; the SHA-256 of the whole vector."""
+    """All blocks were sent; the SHA-256 of the whole vector.
+
+    `grew`: seconds at the sender from the offer to where the vector was whole, which are not the link's.
+    """
 
     life: Life
     stream: int
     digest: str
+    grew: float = 0.0
 
 
 class Credit(Message, frozen=True):

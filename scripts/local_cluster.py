@@ -60,10 +60,11 @@ class LocalCluster:
         command = ["node", "--connect", f"127.0.0.1:{self.port}", "--name", name, "--wait", "2m"]
         self.nodes[name] = self._start(command, f"{name}.log")
 
-    def launch(self, output: str, settings: Mapping[str, object]) -> "subprocess.Popen[bytes]":
+    def launch(self, output: str, settings: Mapping[str, object], *, resume: bool = False) -> "subprocess.Popen[bytes]":
         """A coordinator that trains into `folder`/`output`."""
         pairs = {"output": json.dumps(output), **settings}
         changes = [word for key, value in pairs.items() for word in ("--set", f"{key}={value}")]
+        changes += ["--resume"] if resume else []
         self.coordinator = self._start(["launch", "run.toml", "--hosts", "hosts.toml", *changes], f"{output}.txt")
         return self.coordinator
 
@@ -158,17 +159,21 @@ def free_ports() -> int:
 
 @dataclass
 class Events:
-    """A run's events as they are written, each read once."""
+    """A run's events as they are written, each read once; a resumed run's from the beginning, as it wrote them anew."""
 
     path: Path
     told: list[dict[str, Any]] = field(default_factory=list)
     _read: int = 0
+    _file: int = 0
 
     def news(self) -> list[dict[str, Any]]:
         """The events since the last call."""
         fresh: list[dict[str, Any]] = []
         if self.path.exists():
             with self.path.open("rb") as lines:
+                file = os.fstat(lines.fileno()).st_ino
+                if file != self._file:
+                    self._file, self._read, self.told = file, 0, []
                 lines.seek(self._read)
                 for line in lines:
                     if not line.endswith(b"\n"):
@@ -207,3 +212,18 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: version(name) for name in ("mlxdist", "mlx", "mlx-lm", "pyzmq")},
     }
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGTERM ends the script as Ctrl-C does, so that nothing stays behind."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -4,13 +4,12 @@
     python scripts/soak.py --minutes 3 --method dpo --folder soak     # keeps the runs and the logs
 
 Four local nodes train a tiny random model under a seeded plan of faults, with time constants a fifth of the defaults.
-Then four fresh nodes train as many steps undisturbed. Prints a line now and then, and JSON at the end; ends
+Then two fresh nodes train as many steps undisturbed. Prints a line now and then, and JSON at the end; ends
 with 1 where the two adapters differ, or the run did not get through. Everything that was started ends with the script.
 """
 
 import argparse
 import json
-import signal
 import sys
 import tempfile
 import time
@@ -23,10 +22,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # for scripts.*, however this was started
 
-from scripts.local_cluster import Events, LocalCluster, adapter_sha, local_cluster, machine  # noqa: E402
+from scripts.local_cluster import Events, LocalCluster, adapter_sha, interruptible, local_cluster, machine  # noqa: E402
 from scripts.soak_plan import KINDS, NODES, TIMING, Hurting, plan  # noqa: E402
 
 LEAVES = 32
+UNDISTURBED_NODES = 2  # another number on purpose: that must change no bit either
 STUCK_SECONDS = 120.0  # without a step: the run is given up
 SAY_SECONDS = 30.0
 
@@ -52,13 +52,13 @@ def soak(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
     """Both runs, and what is to be told of them."""
     began = time.monotonic()
     with local_cluster(folder, method=given.method, leaves=LEAVES, timing=TIMING) as cluster:
-        start_nodes(cluster)
+        start_nodes(cluster, NODES)
         faults = disturbed(cluster, given)
     steps = Events(folder / "disturbed" / "metrics.jsonl")
     steps.news()
     say(f"{steps.steps} steps under faults; now as many undisturbed", began)
     with local_cluster(folder, method=given.method, leaves=LEAVES, timing=TIMING) as cluster:
-        start_nodes(cluster)
+        start_nodes(cluster, UNDISTURBED_NODES)
         undisturbed(cluster, steps.steps, began)
     shas = {name: adapter_sha(folder / name) for name in ("disturbed", "undisturbed")}
     summaries = {name: json.loads((folder / name / "metrics.json").read_text()) for name in shas}
@@ -80,9 +80,9 @@ def soak(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def start_nodes(cluster: LocalCluster) -> None:
-    """The four nodes of a run."""
-    for number in range(NODES):
+def start_nodes(cluster: LocalCluster, nodes: int) -> None:
+    """The nodes that a run begins with."""
+    for number in range(nodes):
         cluster.start_node(f"node-{number + 1}")
 
 
@@ -147,21 +147,6 @@ def folder_for(given: Path | None) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """SIGTERM ends the script as Ctrl-C does, so that nothing stays behind."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 if __name__ == "__main__":

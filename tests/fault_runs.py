@@ -5,7 +5,7 @@ import json
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,17 +23,18 @@ from mlxdist.coordinator.hosts import CoordinatorHost, Hosts
 from mlxdist.coordinator.run import run
 from tests.fault_nodes import FaultNodes
 
-SHORT = TimingConfig(
+SHORT = TimingConfig(  # all times 20 times shorter
     beat_seconds=0.1,
-    suspect_seconds=0.4,
+    suspect_seconds=0.3,
     return_seconds=0.25,
-    dead_seconds=1.0,
+    dead_seconds=0.75,
     progress_seconds=1.5,
     restart_seconds=0.05,
-    start_timeout=60.0,
+    start_timeout=120.0,
     stop_seconds=0.5,
-    copy_factor=1e9,  # no copies, unless a test is about them: they would be faster than what it waits for
 )
+# The same for tests in which only whoever is killed is to be lost, however loaded the machine is.
+CALM = replace(SHORT, suspect_seconds=20.0, dead_seconds=30.0, progress_seconds=60.0, copy_factor=1e9)
 
 
 def words(random: np.random.Generator, most: int) -> str:
@@ -54,7 +55,7 @@ def data_folder(folder: Path, method: str, rows: int = 24) -> Path:
     return folder
 
 
-def config_of(model: Path, folder: Path, method: str, *, steps: int = 6, timing: TimingConfig = SHORT) -> RunConfig:
+def config_of(model: Path, folder: Path, method: str, *, steps: int = 6, timing: TimingConfig = CALM) -> RunConfig:
     """A run of a few steps of eight leaves, in `folder`/run."""
     data = folder.parent / f"data-{method}"
     if not data.exists():

@@ -27,6 +27,7 @@ COORDINATOR = "10.77.0.1"
 PORT = 5555  # every namespace has all ports to itself
 CLONE_NEWNET = 0x40000000
 LOSE_ALL = ("pfifo", "limit", "0")
+DATA_BLOCKED = ("ipproto", "tcp", "dport", str(PORT + 1), "blackhole")
 
 
 def why_not() -> str:
@@ -88,6 +89,15 @@ class Office:
         for direction in (UP, DOWN):
             with suppress(OSError):  # nothing was wrong with it
                 _run("tc", "-n", self.cables, "qdisc", "del", "dev", self._end(name, direction), "root")
+
+    def block_data(self, name: str) -> None:
+        """The data connection leads nowhere, while beats pass: as behind a firewall that forgot one of the two."""
+        _ip("-n", self.node(name), "rule", "add", *DATA_BLOCKED)
+
+    def unblock_data(self, name: str) -> None:
+        """Undo `block_data`; nothing where nothing was blocked."""
+        with suppress(OSError):
+            _ip("-n", self.node(name), "rule", "del", *DATA_BLOCKED)
 
     def slow(self, name: str, mbit: float, *, buffer_kb: int = 32) -> None:
         """A cable of so many Mbit/s each way, with a queue of so many KB before it."""

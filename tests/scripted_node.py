@@ -224,7 +224,12 @@ def request_of(leaves: int, *, step: int = 4, version: int = 3, verb: str = "gra
 
 def snapshot(bench: Bench) -> Any:
     """What must not change when a message does not count."""
-    cluster, current = bench.cluster, bench.cluster.round
+    return state_of(bench.cluster)
+
+
+def state_of(cluster: Cluster) -> Any:
+    """The same, of a cluster."""
+    current = cluster.round
     nodes = {
         name: (node.life, node.state, node.data, node.canary, node.tokens_per_second, node.spent, set(node.cancelled))
         for name, node in cluster.nodes.items()

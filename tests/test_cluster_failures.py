@@ -11,6 +11,7 @@ from tests.scripted_node import (
     PARTIAL,
     Bench,
     ScriptedNode,
+    introduction,
     new_cluster,
     snapshot,
     started_anew,
@@ -133,14 +134,16 @@ def test_a_fault_while_loading_turns_the_node_away_with_its_reason(kind: str, er
 def test_a_worker_that_connects_anew_is_given_nothing_before_it_has_loaded_again() -> None:
     bench = Bench()
     (node,) = working(bench, "only")
-    old = node.life
     bench.mail.clear()
+    old = node.life
     node.hello()
     assert (node.state, node.work) == ("connecting", [])
-    assert [type(message) for message, _ in bench.mail[CONTROL, node.control]] == [m.Stale]
+    assert node.heard(m.Stale, CONTROL) == [m.Stale(old, "its worker said hello again", over=True)]
     node.enlist()
-    node.get_ready()
-    assert node.life != old
+    node.hello()
+    assert (node.state, node.work) == ("loading", [])
+    node.say(introduction(node.life))
+    node.say(m.CanaryAnswer(node.life, ("a",) * 3))
     assert node.work == [Span(0, 4)]
 
 
@@ -210,7 +213,7 @@ def test_a_coordinator_that_slept_holds_nobodys_silence_against_them() -> None:
     bench = Bench()
     node, _ = working(bench, "mini-1", "mini-2")
     bench.now += 8 * 3600.0
-    bench.cluster.members.slept(8 * 3600.0)
+    bench.cluster.members.slept(8 * 3600.0, 0.0, bench.now)
     bench.tick(0.5)
     assert (node.state, node.work) == ("busy", [Span(0, 2)])
 

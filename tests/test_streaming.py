@@ -21,12 +21,16 @@ from mlxdist.node.strain import SwapWatch
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.manifest import Manifest
+from mlxdist.protocol.transport import CONTROL
 from mlxdist.protocol.tree import Span, fold, fold_span, left_of_last
 from mlxdist.protocol.vectors import BLOCK_ELEMENTS, WINDOW, OutgoingVector, Vector, block_count, digest
 from mlxdist.protocol.wire import Frames
+from tests.fault_proxy import DOWN, UP, Proxy
 from tests.model_folder import llama_folder
+from tests.node_pools import free_ports
+from tests.scripted_node import PARTIAL, Bench, working
 from tests.test_session import LIFE, Session, new_session, said, task_of, tell
-from tests.thread_nodes import LEAVES, config_of, request
+from tests.thread_nodes import HERE, LEAVES, config_of, request, start_coordinator, thread_nodes
 from tests.wired_nodes import Wires, cluster_for
 
 LAYERS = 3
@@ -142,7 +146,10 @@ def test_a_growing_partial_is_offered_at_once_and_sent_by_its_prefix() -> None:
     assert said(session) == [m.VectorBlock(LIFE, number, index) for index in (1, 2)]
     assert session.uploading
     stream.finish()
-    assert said(session) == [m.VectorEnd(LIFE, number, digest(vector))]
+    (end,) = said(session)
+    assert isinstance(end, m.VectorEnd)
+    assert (end.stream, end.digest) == (number, digest(vector))
+    assert end.grew > 0
     assert not session.uploading
 
 
@@ -197,6 +204,35 @@ def test_a_streamed_partial_that_arrived_damaged_is_offered_whole() -> None:
     assert isinstance(offer, m.VectorOffer)
     tell(session, (m.Credit(LIFE, offer.stream, 10), b""))
     assert [type(message).__name__ for message in said(session)] == ["VectorBlock"] * 3 + ["VectorEnd"]
+
+
+@pytest.mark.parametrize(
+    ("offered", "credit", "grew", "ended", "took"),
+    [
+        (0.0, 0.0, 0.0, 3.0, 3.0),  # it was whole when it was offered
+        (0.0, 0.0, 5.0, 5.5, 0.5),  # most of it left while it grew
+        (0.0, 4.0, 5.0, 9.0, 4.0),
+        (0.0, 7.0, 5.0, 9.0, 2.0),  # there was no room for it before
+    ],
+)
+def test_a_links_seconds_are_those_after_the_last_leaf_was_computed(
+    offered: float, credit: float, grew: float, ended: float, took: float
+) -> None:
+    bench = Bench()
+    (node,) = working(bench, "only")
+    start = bench.now
+    bench.cluster._uploads.limit = bench.cluster._uploads.reserve = 0
+    bench.now = start + offered
+    node.say(node.offer(Span(0, 4)))
+    bench.now = start + credit
+    bench.cluster._uploads.limit = 2
+    bench.cluster.now = bench.now
+    bench.cluster.release([])
+    bench.collect()
+    node.say(m.VectorBlock(node.life, 1, 0), PARTIAL.tobytes())
+    bench.now = start + ended
+    node.say(m.VectorEnd(node.life, 1, digest(PARTIAL), grew))
+    assert bench.cluster.nodes["only"].speed.up == pytest.approx(took)
 
 
 # ---- a model in segments
@@ -317,7 +353,7 @@ def test_a_fault_in_mid_stream_withdraws_the_partial_on_both_sides(
         if leaf == 0
         else {"b": Span(0, LEAVES - 1), "a": Span(LEAVES - 1, LEAVES)}
     )
-    wires.cluster.work.split = lambda costs, speeds, seconds: split
+    wires.cluster.work.split = lambda seconds: split
     a.spoil.append((leaf, 0))
     held: list[int] = []
     wires.on_growth = lambda name: held.append(wires.cluster._uploads.held)
@@ -336,7 +372,7 @@ def test_a_cancel_in_mid_stream_frees_the_buffer_and_ends_the_backward(
     wires, _ = wired("a", "b")
     wires.gradient(request())  # the speeds are known now
     wires.cluster.set_adapter(1, drawn_adapter(wires.cluster.manifest))
-    wires.cluster.work.split = lambda costs, speeds, seconds: {"a": Span(0, LEAVES)}
+    wires.cluster.work.split = lambda seconds: {"a": Span(0, LEAVES)}
     wires.record.clear()
     copied: list[int] = []
 
@@ -432,3 +468,23 @@ def test_a_partial_is_withdrawn_before_the_coordinator_hears_of_the_fault(wired:
     with pytest.raises(NotNeededError):
         assignment.run()
     assert order == ["grown"] * (LAYERS - 1) + ["withdrawn", "Fault"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_over_loopback_a_reset_in_mid_stream_changes_no_bit(three_layers: Path, expected: dict[int, bytes]) -> None:
+    port = free_ports()
+    proxy = Proxy(port).start()
+    coordinator = start_coordinator(config_of(three_layers, segment_size=1, rank=RANK), port)
+    reset = proxy.when(UP, lambda message: isinstance(message, m.VectorBlock), lambda seen: proxy.cut())
+    try:
+        with thread_nodes(("a", HERE, proxy.ports[CONTROL]), ("b", HERE, port)):
+            coordinator.send_adapter()
+            coordinator.fleet.wait_for_nodes(2, 2, 60.0)
+            for step in (1, 2, 3):
+                assert coordinator.gradient(step).tobytes() == expected[LEAVES]
+            assert reset.fired.is_set()
+            assert not proxy.saw(DOWN, m.Restart)
+            coordinator.fleet.close("the test is over")
+    finally:
+        proxy.close()
