@@ -123,7 +123,8 @@ class Fleet:
         while True:
             with self._changed:
                 canaries = {node.name: node.canary for node in self._cluster.ready()}
-            question, verdicts = self._audit.questions(request, answers, canaries)
+                spare = set(self._cluster.work.spare)
+            question, verdicts = self._audit.questions(request, answers, canaries, spare)
             if question is None:
                 break
             current = self._begin(question)

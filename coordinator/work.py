@@ -76,7 +76,7 @@ class Work:
     def _look_at_spares(self, nodes: Sequence[Node]) -> Iterator[Gift]:
         """Count and name the nodes that the step does without; now and then one gets a copy, to be measured anew."""
         assert self.round is not None
-        names = {attempt.node for attempt in self.round.attempts.values()}
+        names = sorted({attempt.node for attempt in self.round.attempts.values()})
         given = {name: joined_runs(attempt.run for attempt in self.round.of(name))[0] for name in names}
         self.spare = {node.name: self.spare.get(node.name, 0) + 1 for node in nodes if node.name not in given}
         for node in nodes:
