@@ -21,7 +21,7 @@ from mlxdist.coordinator.rules import NodeNews, Rules
 from mlxdist.coordinator.sharing import Split
 from mlxdist.coordinator.speeds import Transfers
 from mlxdist.coordinator.uploads import DamagedError, Uploads
-from mlxdist.coordinator.work import Work
+from mlxdist.coordinator.work import TRIED_AGAIN, Work
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import ConfigError, MismatchError, MlxdistError, NodeError, StaleError, WireError
@@ -215,6 +215,16 @@ class Cluster:
             self.members.tell(self.nodes[slow.node], what, f"{attempt.node} computes them too")
             self._send_work(attempt)
 
+    def slept(self, gap: float, asleep: float, now: float) -> None:
+        """This process did nothing, for seconds that its clock shows and others that it does not (absence.py).
+
+        That time is held against nobody, and measures nothing.
+        """
+        self.members.slept(gap, asleep, now)
+        self._transfers.forget()
+        for attempt in self.round.attempts.values() if self.round is not None else ():
+            attempt.began = now if asleep else min(attempt.began + gap, now)
+
     def unreachable(self, parcel: Parcel, now: float) -> None:
         """A message could not be sent."""
         self.members.unreachable(parcel.channel, parcel.peer, now)
@@ -325,12 +335,19 @@ class Cluster:
             what = f"{payload.nbytes} bytes in {message.columns} columns for {rows} rows"
             raise WireError(f"the answer to leaf {message.leaf} has {what}")
         numbers = np.frombuffer(payload, np.float32).reshape(rows, message.columns)
+        if current.request.verb == "score" and not np.isfinite(numbers).all() and message.leaf not in current.nonfinite:
+            # The same again is what it is, and for whoever asked: a validation loss may be infinite, KTO's z0 may not.
+            self.members.tell(node, self.work.nonfinite(attempt, message.leaf), "computed once more")
+            self._after_result([attempt])
+            return
         done = current.answer(attempt, message.leaf, numbers)
         node.leaves_done += 1
         node.peak_bytes = max(node.peak_bytes, message.peak_bytes)
         tokens = leaf_tokens(leaf)
         self.work.patience.took(sum(tokens), max(tokens), message.seconds)
         node.speed.leaf(current.request.verb, (sum(tokens), max(tokens)), message.seconds)
+        for stream in self._uploads.arriving(node.name, message.leaf + 1):  # it left while the leaf was in work
+            self._transfers.begin("up", node.name, stream, self.now)
         self._after_result(done)
 
     def _on_offer(self, node: Node, offer: m.VectorOffer) -> None:
@@ -393,9 +410,10 @@ class Cluster:
         paused = self.work.paused
         for attempt in self.work.share_out(self.ready(), self.now):
             self._send_work(attempt)
-        while self.work.sentences:
-            name, sentence = self.work.sentences.popleft()
-            self.members.tell(self.nodes[name], sentence)
+        while self.work.left_out:
+            name, why = self.work.left_out.popleft()
+            action = f"it gets no leaves for now, stays as a spare and is tried again every {TRIED_AGAIN} steps"
+            self.members.tell(self.nodes[name], why, action)
         if self.work.paused != paused:
             there, needed = len(self.ready()), self.rules.min_nodes
             what = f"{there} of at least {needed} nodes can work"
@@ -441,12 +459,14 @@ class Cluster:
 
     def _send_again(self, node: Node) -> None:
         """An adapter arrived damaged: both go once more."""
-        if node.state is NodeState.LOADING or self._adapter is None:
+        if not node.has_reference and node.adapter_version < 0:
             raise WireError("no adapter was sent to it")
         self._spoiled(node)
+        self.members.tell(node, "an adapter arrived damaged there", "sent again")
         node.adapter_version, node.has_reference = -1, False
         self._send_reference(node)
-        self._send_adapter(node)
+        if self._adapter is not None:
+            self._send_adapter(node)
 
     def _spoiled(self, node: Node) -> None:
         node.spoiled += 1

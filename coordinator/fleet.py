@@ -123,7 +123,8 @@ class Fleet:
         while True:
             with self._changed:
                 canaries = {node.name: node.canary for node in self._cluster.ready()}
-            question, verdicts = self._audit.questions(request, answers, canaries)
+                spare = set(self._cluster.work.spare)
+            question, verdicts = self._audit.questions(request, answers, canaries, spare)
             if question is None:
                 break
             current = self._begin(question)
@@ -269,7 +270,7 @@ class Fleet:
             gap, asleep = self._absence.since_last_look(timeout + self._cluster.rules.beat_seconds)
             now = self._clock()
             if gap or asleep:
-                self._cluster.members.slept(gap, asleep, now)
+                self._cluster.slept(gap, asleep, now)
             for parcel in parcels:
                 self._cluster.receive(parcel, now)
             self._cluster.tick(now)

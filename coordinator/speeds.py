@@ -31,7 +31,7 @@ class Speed:
     """What was measured of one node. Seconds; 0 = not measured yet."""
 
     tokens_per_second: float = 0.0  # of gradients of all widths: what a person is told
-    up: float = 0.0  # a partial, from the first credit to its END
+    up: float = 0.0  # a partial, from its first credit and its last leaf's answer to its END
     down: float = 0.0  # the adapter, from its offer to its receipt
     _per_token: dict[tuple[str, int], float] = field(default_factory=dict)  # by verb and class of width
     _measured: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -162,6 +162,10 @@ class Transfers:
         """Seconds that it took (0 where nobody saw it begin), and its version."""
         began, version = self._began.pop((way, name, stream), (now, -1))
         return now - began, version
+
+    def forget(self) -> None:
+        """No time that is being taken counts: the clock ran while nothing could travel."""
+        self._began.clear()
 
     def drop(self, name: str) -> None:
         """Nothing of this node travels any more."""

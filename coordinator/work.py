@@ -9,7 +9,7 @@ from mlxdist.coordinator.patience import Patience
 from mlxdist.coordinator.roster import Node
 from mlxdist.coordinator.rounds import Attempt, Request, Round, begin_round, joined_runs, leaf_tokens
 from mlxdist.coordinator.rules import Rules
-from mlxdist.coordinator.sharing import ALONE_AFTER, Gift, Split, copies, share, spares
+from mlxdist.coordinator.sharing import ALONE_AFTER, Gift, Split, copies, share, too_slow
 from mlxdist.coordinator.speeds import Pacing
 from mlxdist.protocol.errors import MlxdistError, NodeError, NonFiniteError
 from mlxdist.protocol.tree import Span
@@ -31,7 +31,7 @@ class Work:
     leaves_recomputed: int = 0  # of the rounds before
     paused: bool = False
     spare: dict[str, int] = field(default_factory=dict)  # nodes that the last steps left out: in how many
-    sentences: deque[tuple[str, str]] = field(default_factory=deque)  # on nodes, to be told
+    left_out: deque[tuple[str, str]] = field(default_factory=deque)  # who costs more than it brings, and why
     _told: set[str] = field(default_factory=set)  # who costs more than it brings
     pacing: Pacing = field(default_factory=Pacing)
     _seconds: dict[str, NodeSeconds] = field(default_factory=dict)
@@ -76,15 +76,16 @@ class Work:
     def _look_at_spares(self, nodes: Sequence[Node]) -> Iterator[Gift]:
         """Count and name the nodes that the step does without; now and then one gets a copy, to be measured anew."""
         assert self.round is not None
-        names = {attempt.node for attempt in self.round.attempts.values()}
+        names = sorted({attempt.node for attempt in self.round.attempts.values()})
         given = {name: joined_runs(attempt.run for attempt in self.round.of(name))[0] for name in names}
-        left = {spare.name: spare for spare in spares(self._seconds, given)}
-        self.spare = {name: self.spare.get(name, 0) + 1 for name in left}
-        for name, spare in left.items():
-            node = next(node for node in nodes if node.name == name)
-            if spare.costs_more and node.tokens_per_second and name not in self._told:
+        self.spare = {node.name: self.spare.get(node.name, 0) + 1 for node in nodes if node.name not in given}
+        for node in nodes:
+            name = node.name
+            if name in given:
+                continue
+            if node.tokens_per_second and name not in self._told and (why := too_slow(name, self._seconds, given)):
                 self._told.add(name)
-                self.sentences.append((name, spare.sentence(TRIED_AGAIN)))
+                self.left_out.append((name, why))
             if self.spare[name] % TRIED_AGAIN == 0:
                 node.speed.doubt()
                 missing = [piece for attempt in self.round.attempts.values() for piece in attempt.missing]

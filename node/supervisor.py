@@ -26,8 +26,11 @@ from mlxdist.protocol.transport import Link
 from mlxdist.protocol.wire import decode, encode
 
 TAIL_LINES = 20
+UNSEEN_LINES = 1000  # kept until the coordinator can be told; of more, the oldest are left out
+LINE_CHARS = 4096  # a longer line is cut into several
 ENLIST_SECONDS = 0.5  # between tries to be admitted
 UNANSWERED_BEATS = 8  # until the connection counts as dead: by then this node does so at the coordinator
+ASLEEP_SECONDS = 30.0  # between two looks at the clock, which are otherwise a beat apart, or the end of a worker
 KILL_SECONDS = 5.0  # from asking a worker to end until it is killed
 COMMAND = ("-u", "-m", "mlxdist.node.worker")  # of the interpreter
 
@@ -38,7 +41,9 @@ class Worker:
 
     process: subprocess.Popen[str]
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
-    unseen: deque[str] = field(default_factory=lambda: deque(maxlen=1000))
+    unseen: deque[str] = field(default_factory=deque)
+    left_out: int = 0  # lines, since the last that were passed on
+    lock: threading.Lock = field(default_factory=threading.Lock)
     reader: threading.Thread | None = None
     kill_seconds: float = KILL_SECONDS
 
@@ -61,9 +66,33 @@ class Worker:
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.tail.append(line.rstrip())
-            self.unseen.append(line.rstrip())
+        while line := self.process.stdout.readline(LINE_CHARS):
+            self.printed(line.rstrip())
+
+    def printed(self, line: str) -> None:
+        """Keep a line that the worker printed."""
+        self.tail.append(line)
+        with self.lock:
+            self.unseen.append(line)
+            while len(self.unseen) > UNSEEN_LINES:
+                self.unseen.popleft()
+                self.left_out += 1
+
+    def news(self, most: int = 200) -> list[str]:
+        """The next lines that the coordinator has not seen; the first says how many were left out before them."""
+        with self.lock:
+            lines = [self.unseen.popleft() for _ in range(min(most, len(self.unseen)))]
+            if self.left_out:
+                lines.insert(
+                    0, f"[{self.left_out} lines were left out here: the worker printed more than could be sent]"
+                )
+                self.left_out = 0
+        return lines
+
+    def unsent(self, lines: Sequence[str]) -> None:
+        """There was no connection: these lines are news still."""
+        with self.lock:
+            self.unseen.extendleft(reversed(lines))
 
     def order(self, endpoint: str, name: str, life: m.Life, memory_limit_bytes: int) -> None:
         """Send the worker to a coordinator."""
@@ -160,6 +189,7 @@ class Supervisor:
         self.beats = 0
         self.heard = self.spoken = clock()
         self.spoken -= ENLIST_SECONDS
+        self.ticked = self.heard
         self.unanswered: float | None = None  # when something was first said to which nothing has come back
         self.backoff = Backoff()
         self.resting_until: float | None = None  # when a worker that ended is started again
@@ -236,6 +266,9 @@ class Supervisor:
 
     def _tick(self) -> None:
         now = self.clock()
+        if now - self.ticked > ASLEEP_SECONDS:
+            self.heard += now - self.ticked  # this Mac slept: nobody could have been heard
+        self.ticked = now
         if now - self.heard > self.wait_seconds:
             self._leave(1, f"no coordinator for {self.wait_seconds:.0f} s")
         if self.unanswered is not None and now - self.unanswered > UNANSWERED_BEATS * self.beat_seconds:
@@ -275,11 +308,8 @@ class Supervisor:
             self.resting_until = now + wait
 
     def _pass_on_lines(self, worker: Worker, life: m.Life) -> None:
-        lines: list[str] = []
-        while worker.unseen and len(lines) < 200:
-            lines.append(worker.unseen.popleft())
-        if lines:
-            self._send(m.Log(life, tuple(lines)))
+        if (lines := worker.news()) and not self._send(m.Log(life, tuple(lines))):
+            worker.unsent(lines)
 
 
 def _memory(worker: Worker | None) -> tuple[int, int]:

@@ -83,8 +83,28 @@ class FaultNodes:
             self.proxies[name].when(direction, lambda message, name=name: test(name, message), act)
         return caught
 
+    def catch_adapter(self, version: int, action: Callable[[str, Seen], None]) -> "Caught":
+        """Act at the first block of this adapter version on its way to a node that has a task for it already.
+
+        All credits for it wait until the coordinator has given the first such task.
+        """
+        given = threading.Event()
+
+        def of_it(name: str, message: Message) -> bool:
+            offer = self.offer(name, DOWN, message) if isinstance(message, m.Credit | m.VectorBlock) else None
+            return offer is not None and (offer.kind, offer.adapter_version) == ("adapter", version)
+
+        tasked = self.catch(
+            DOWN, lambda _, message: a(m.Task, adapter_version=version)(message), lambda *_: given.set()
+        )
+        for name in self.online():
+            self.proxies[name].when(
+                UP, lambda message, name=name: of_it(name, message), lambda _: wait_for(given, "a task")
+            )
+        return self.catch(DOWN, lambda name, message: name == tasked.name and of_it(name, message), action)
+
     def leave_the_rest_to(self, who: Callable[[], str], step: int) -> threading.Event:
-        """At the first task of a step: wait for the returned event, then only `who()` is left to go on with the run."""
+        """At the first task of another from this step on: wait for the returned event, then `who()` is left alone."""
         back = threading.Event()
 
         def only(_: str, seen: Seen) -> None:
@@ -93,7 +113,9 @@ class FaultNodes:
                 if name != who():
                     self.proxies[name].offline()
 
-        self.catch(DOWN, lambda name, message: name != who() and a(m.Task, step=step)(message), only)
+        self.catch(
+            DOWN, lambda name, message: name != who() and isinstance(message, m.Task) and message.step >= step, only
+        )
         return back
 
     def task(self, name: str, answer: m.LeafAnswer | m.VectorOffer) -> m.Task:

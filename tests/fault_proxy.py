@@ -27,7 +27,7 @@ HOST = "127.0.0.1"
 GREETING_BYTES = 64  # of ZMTP 3, before the first frame
 MORE, LONG, COMMAND = 1, 2, 4  # the flags of a ZMTP frame
 RETRY_SECONDS = 0.05  # while no coordinator listens
-PATIENCE_SECONDS = 60.0  # for whatever an action waits for
+PATIENCE_SECONDS = 120.0  # for whatever an action waits for
 
 
 @dataclass

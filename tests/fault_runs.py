@@ -3,9 +3,10 @@
 import hashlib
 import json
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,17 +24,18 @@ from mlxdist.coordinator.hosts import CoordinatorHost, Hosts
 from mlxdist.coordinator.run import run
 from tests.fault_nodes import FaultNodes
 
-SHORT = TimingConfig(
+SHORT = TimingConfig(  # all times 20 times shorter
     beat_seconds=0.1,
-    suspect_seconds=0.4,
+    suspect_seconds=0.3,
     return_seconds=0.25,
-    dead_seconds=1.0,
+    dead_seconds=0.75,
     progress_seconds=1.5,
     restart_seconds=0.05,
-    start_timeout=60.0,
+    start_timeout=120.0,
     stop_seconds=0.5,
-    copy_factor=1e9,  # no copies, unless a test is about them: they would be faster than what it waits for
 )
+# The same for tests in which only whoever is killed is to be lost, however loaded the machine is.
+CALM = replace(SHORT, suspect_seconds=20.0, dead_seconds=30.0, progress_seconds=60.0, copy_factor=1e9)
 
 
 def words(random: np.random.Generator, most: int) -> str:
@@ -54,7 +56,7 @@ def data_folder(folder: Path, method: str, rows: int = 24) -> Path:
     return folder
 
 
-def config_of(model: Path, folder: Path, method: str, *, steps: int = 6, timing: TimingConfig = SHORT) -> RunConfig:
+def config_of(model: Path, folder: Path, method: str, *, steps: int = 6, timing: TimingConfig = CALM) -> RunConfig:
     """A run of a few steps of eight leaves, in `folder`/run."""
     data = folder.parent / f"data-{method}"
     if not data.exists():
@@ -77,8 +79,8 @@ def sha(folder: Path) -> str:
     return hashlib.sha256((folder / "adapters.safetensors").read_bytes()).hexdigest()
 
 
-def events(folder: Path, kind: str) -> list[dict[str, object]]:
-    """The events of one kind that a run has told so far."""
+def events(folder: Path, *kinds: str) -> list[dict[str, object]]:
+    """The events of these kinds that a run has told so far."""
     try:
         lines = (folder / "metrics.jsonl").read_text().splitlines()
     except FileNotFoundError:
@@ -87,18 +89,19 @@ def events(folder: Path, kind: str) -> list[dict[str, object]]:
     for line in lines:
         with suppress(ValueError):
             told.append(json.loads(line))
-    return [event for event in told if event["event"] == kind]
+    return [event for event in told if event["event"] in kinds]
 
 
 def told(folder: Path) -> str:
-    """The run's membership changes, one per line: name, state, cause and what was done."""
-    return "\n".join(f"{event['name']} {event['state']} {event['message']}" for event in events(folder, "node"))
+    """Membership changes, one per line: name, state, cause and what was done; and what the run says of itself."""
+    lines = events(folder, "node", "stage")
+    return "\n".join(f"{line.get('name', 'run')} {line.get('state', 'says')} {line['message']}" for line in lines)
 
 
-def train(config: RunConfig, port: int, min_nodes: int = 1, *, resume: bool = False) -> int:
+def train(config: RunConfig, port: int, min_nodes: int = 1, *, clock: Callable[[], float] = time.monotonic) -> int:
     """One run in this process, at this port, over nodes that are started by hand."""
     hosts = Hosts(None, CoordinatorHost(port=port, min_nodes=min_nodes), ())
-    return run(config, hosts, resume=resume, environ={"MLXDIST_PLAIN": "1"})
+    return run(config, hosts, resume=False, environ={"MLXDIST_PLAIN": "1"}, clock=clock)
 
 
 @dataclass

@@ -5,7 +5,6 @@ sent, so that the coordinator has half of its work and no more. Whoever gets to 
 at work, however the leaves were shared out.
 """
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,10 +13,10 @@ import pytest
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.messages import Message
 from tests.fault_nodes import Caught, FaultNodes
-from tests.fault_proxy import DOWN, UP, Seen, wait_for
+from tests.fault_proxy import UP, Seen
 from tests.fault_runs import Undisturbed, config_of, sha, told, train
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 STEP = 3  # in which it happens: by then all three nodes work
 Hurt = Callable[[str], None]
@@ -64,27 +63,13 @@ def upload(nodes: FaultNodes, hurt: Hurt) -> Caught:
 
 
 def download(nodes: FaultNodes, hurt: Hurt) -> Caught:
-    """It has a task, and the adapter for it is on its way: every node's credit for it waits for the first task."""
-    given = threading.Event()
-
-    def of_the_adapter(name: str, message: Message) -> bool:
-        if not isinstance(message, m.Credit | m.VectorBlock):
-            return False
-        offer = nodes.offer(name, DOWN, message)
-        return offer is not None and (offer.kind, offer.adapter_version) == ("adapter", STEP)
+    """It has a task, and the adapter for it is on its way."""
 
     def act(name: str, seen: Seen) -> None:
         hurt(name)
         seen.dropped = seen.last = True
 
-    tasked = nodes.catch(
-        DOWN, lambda _, message: isinstance(message, m.Task) and message.step > STEP, lambda *_: given.set()
-    )
-    for name in nodes.online():
-        nodes.proxies[name].when(
-            UP, lambda message, name=name: of_the_adapter(name, message), lambda seen: wait_for(given, "a task")
-        )
-    return nodes.catch(DOWN, lambda name, message: name == tasked.name and of_the_adapter(name, message), act)
+    return nodes.catch_adapter(STEP, act)
 
 
 @pytest.mark.parametrize("which", ["worker", "supervisor", "both"])

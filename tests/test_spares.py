@@ -59,10 +59,19 @@ def test_a_node_that_costs_more_than_it_brings_is_left_out_and_named_once_with_t
         runs = play(bench, nodes, seconds, step)
     assert runs == {"a": [Span(0, 4)], "b": [Span(4, 8)], "slow": []}
     assert told(bench) == [
-        "slow gets no leaves for now: one takes 50 s there and its link 0.01 s more, while the others do a whole step "
-        "in 4 s; it stays as a spare and is tried again every 20 steps"
+        "slow costs more than it brings: a leaf takes 50 s there, 1 s on a, and its link 0.01 s more; without it a "
+        "step takes 4 s; it gets no leaves for now, stays as a spare and is tried again every 20 steps"
     ]
     assert nodes[2].state == "ready"
+
+
+def test_a_node_for_which_there_are_too_few_leaves_is_not_called_slow() -> None:
+    bench = Bench()
+    nodes = bench.ready("a", "b", "c", "d", "e")
+    for step in range(1, 5):
+        runs = play(bench, nodes, dict.fromkeys("abcde", 1.0), step)
+    assert sum(not given for given in runs.values()) == 1
+    assert not told(bench)
 
 
 def test_a_spare_node_is_not_sent_adapters_that_it_does_not_need_and_takes_over_what_is_lost() -> None:
