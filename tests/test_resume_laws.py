@@ -28,6 +28,8 @@ from mlxdist.protocol.leaves import Row
 from tests.memory_fleet import ListRows, make_row, memory_fleet
 from tests.model_folder import VOCABULARY
 
+pytestmark = pytest.mark.slow
+
 STEPS = 8
 TOLD = ("event", "step", "loss", "grad_norm", "learning_rate", "tokens", "metrics", "best", "path")
 
