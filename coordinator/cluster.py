@@ -215,6 +215,16 @@ class Cluster:
             self.members.tell(self.nodes[slow.node], what, f"{attempt.node} computes them too")
             self._send_work(attempt)
 
+    def slept(self, gap: float, asleep: float, now: float) -> None:
+        """This process did nothing, for seconds that its clock shows and others that it does not (absence.py).
+
+        That time is held against nobody, and measures nothing.
+        """
+        self.members.slept(gap, asleep, now)
+        self._transfers.forget()
+        for attempt in self.round.attempts.values() if self.round is not None else ():
+            attempt.began = now if asleep else min(attempt.began + gap, now)
+
     def unreachable(self, parcel: Parcel, now: float) -> None:
         """A message could not be sent."""
         self.members.unreachable(parcel.channel, parcel.peer, now)
@@ -450,13 +460,14 @@ class Cluster:
 
     def _send_again(self, node: Node) -> None:
         """An adapter arrived damaged: both go once more."""
-        if node.state is NodeState.LOADING or self._adapter is None:
+        if not node.has_reference and node.adapter_version < 0:
             raise WireError("no adapter was sent to it")
         self._spoiled(node)
         self.members.tell(node, "an adapter arrived damaged there", "sent again")
         node.adapter_version, node.has_reference = -1, False
         self._send_reference(node)
-        self._send_adapter(node)
+        if self._adapter is not None:
+            self._send_adapter(node)
 
     def _spoiled(self, node: Node) -> None:
         node.spoiled += 1

@@ -270,7 +270,7 @@ class Fleet:
             gap, asleep = self._absence.since_last_look(timeout + self._cluster.rules.beat_seconds)
             now = self._clock()
             if gap or asleep:
-                self._cluster.members.slept(gap, asleep, now)
+                self._cluster.slept(gap, asleep, now)
             for parcel in parcels:
                 self._cluster.receive(parcel, now)
             self._cluster.tick(now)

@@ -233,6 +233,9 @@ class Membership:
         if asleep:
             cause = f"the coordinator's Mac slept for {asleep:.0f} s, or its clock was set"
             self.news.append(NodeNews("", "awake", cause, action="its nodes have time to return"))
+        elif gap > self.rules.suspect_seconds:
+            cause = f"the coordinator did nothing for {gap:.3g} s (asleep, or stopped)"
+            self.news.append(NodeNews("", "awake", cause, action="nobody's silence in that time counts"))
 
     # ---- going
 

@@ -4,7 +4,7 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -40,7 +40,14 @@ from mlxdist.protocol.transport import CONTROL, DATA
 INTERRUPTED = 130
 
 
-def run(config: RunConfig, hosts: Hosts, *, resume: bool, environ: Mapping[str, str]) -> int:
+def run(
+    config: RunConfig,
+    hosts: Hosts,
+    *,
+    resume: bool,
+    environ: Mapping[str, str],
+    clock: Callable[[], float] = time.monotonic,
+) -> int:
     """Train, and return the command's exit code: 0 all steps done, 130 interrupted after a save.
 
     Raises MlxdistError, whose `exit_code` is the command's: 1 the run could not go on, 2 nothing was trained.
@@ -58,7 +65,7 @@ def run(config: RunConfig, hosts: Hosts, *, resume: bool, environ: Mapping[str, 
             sys.stdout, title=config.output.name, report_every=config.train.report_every, environ=environ
         ) as display,
     ):
-        report = Reporter(folder, display, clock=time.monotonic)
+        report = Reporter(folder, display, clock=clock)
         try:
             dataset = read(config, progress=report.stage)
             earlier = earlier_life(folder) if resume else None
@@ -69,7 +76,7 @@ def run(config: RunConfig, hosts: Hosts, *, resume: bool, environ: Mapping[str, 
             elif resume:
                 notes = ["the run had ended before anything was saved, and begins again at its first step"]
             dataset = replace(dataset, notes=(*notes, *dataset.notes))
-            return _with_nodes(config, hosts, folder, dataset, report, earlier, resume)
+            return _with_nodes(config, hosts, folder, dataset, report, earlier, resume, clock)
         except KeyboardInterrupt:
             report.note("interrupted before a step was taken: there is nothing new to save")
             return INTERRUPTED
@@ -83,6 +90,7 @@ def _with_nodes(
     report: Reporter,
     earlier: Earlier | None,
     resume: bool,
+    clock: Callable[[], float],
 ) -> int:
     bind = "127.0.0.1" if hosts.coordinator.bind in ("auto", "localhost") else hosts.coordinator.bind
     rows = [each for each in (dataset.train, dataset.valid) if each is not None]
@@ -113,12 +121,13 @@ def _with_nodes(
         min_nodes=hosts.coordinator.min_nodes,
         launched=frozenset(node.name for node in hosts.nodes),
     )
-    nodes = LocalNodes(folder.logs, config.timing.stop_seconds, config.timing.restart_seconds)
+    nodes = LocalNodes(folder.logs, config.timing.stop_seconds, config.timing.restart_seconds, clock)
     fleet = Fleet(
         Cluster(rules),
         hub,
         on_news=lambda news: tell(news, report, folder),
         watch=nodes.watch,
+        clock=clock,
         audit=Audit(config.train.audit, config.batch.seed),
     )
     farewell = "the run is over"
@@ -168,6 +177,7 @@ def _with_nodes(
             fleet=fleet,
             report=report,
             saver=saver,
+            clock=clock,
         )
         try:
             state = train(loop, state)

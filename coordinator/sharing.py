@@ -38,12 +38,12 @@ def share(
 ) -> Iterator[Gift]:
     """Gifts of what is pending, to nodes that can work. What finds no node now stays pending."""
     idle = [node for node in nodes if round_.finished(node.name)]
-    runs = list(round_.pending)
+    runs, able = list(round_.pending), list(nodes)
     for leaf in suspicious(round_):
         alone = Span(leaf, leaf + 1)
         runs = [rest for run in runs for rest in without(run, alone)]
         failed = round_.nonfinite.get(leaf, [])
-        others = [node for node in nodes if node.name not in failed] or nodes  # one node: once more there
+        others = [node for node in able if node.name not in failed] or able  # one node: once more there
         if taker := next((node for node in idle if node in others), None):
             idle.remove(taker)
             yield Gift(taker.name, alone, alone=True)

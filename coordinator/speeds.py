@@ -168,6 +168,10 @@ class Transfers:
         began, version = self._began.pop((way, name, stream), (now, -1))
         return now - began, version
 
+    def forget(self) -> None:
+        """No time that is being taken counts: the clock ran while nothing could travel."""
+        self._began.clear()
+
     def drop(self, name: str) -> None:
         """Nothing of this node travels any more."""
         self._began = {key: value for key, value in self._began.items() if key[1] != name}

@@ -30,6 +30,7 @@ UNSEEN_LINES = 1000  # kept until the coordinator can be told; of more, the olde
 LINE_CHARS = 4096  # a longer line is cut into several
 ENLIST_SECONDS = 0.5  # between tries to be admitted
 UNANSWERED_BEATS = 8  # until the connection counts as dead: by then this node does so at the coordinator
+ASLEEP_SECONDS = 30.0  # between two looks at the clock, which are otherwise a beat apart, or the end of a worker
 KILL_SECONDS = 5.0  # from asking a worker to end until it is killed
 COMMAND = ("-u", "-m", "mlxdist.node.worker")  # of the interpreter
 
@@ -188,6 +189,7 @@ class Supervisor:
         self.beats = 0
         self.heard = self.spoken = clock()
         self.spoken -= ENLIST_SECONDS
+        self.ticked = self.heard
         self.unanswered: float | None = None  # when something was first said to which nothing has come back
         self.backoff = Backoff()
         self.resting_until: float | None = None  # when a worker that ended is started again
@@ -264,6 +266,9 @@ class Supervisor:
 
     def _tick(self) -> None:
         now = self.clock()
+        if now - self.ticked > ASLEEP_SECONDS:
+            self.heard += now - self.ticked  # this Mac slept: nobody could have been heard
+        self.ticked = now
         if now - self.heard > self.wait_seconds:
             self._leave(1, f"no coordinator for {self.wait_seconds:.0f} s")
         if self.unanswered is not None and now - self.unanswered > UNANSWERED_BEATS * self.beat_seconds:

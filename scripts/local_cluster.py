@@ -216,7 +216,7 @@ def machine() -> dict[str, Any]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGTERM ends the script as Ctrl-C does, so that nothing stays behind."""
+    """SIGTERM ends the script as Ctrl-C does, so that nothing stays behind; the exit status is 130 then."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -224,6 +224,9 @@ def interruptible() -> Iterator[None]:
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
+    except KeyboardInterrupt:
+        print("interrupted; everything that was started has ended", file=sys.stderr)
+        raise SystemExit(130) from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

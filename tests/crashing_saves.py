@@ -26,7 +26,7 @@ from mlxdist.protocol import manifest as manifests
 
 MANIFEST = manifests.make({"model.layers.0.q_proj.lora_a": (40, 4), "model.layers.0.q_proj.lora_b": (4, 30)})
 EVENTS = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.symlink", "os.truncate")
-CUTS = (0, 1, 8, 100, 700, 1200)  # bytes of a file after which the disk has no more room, or the power goes
+CUTS = (0, 1, 8, 100, 700, 1200, 1500, 3000, 4000)  # bytes that a file may have when the power goes; the state has more
 ONLY_READS = os.O_WRONLY | os.O_RDWR
 
 

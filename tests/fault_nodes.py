@@ -104,7 +104,7 @@ class FaultNodes:
         return self.catch(DOWN, lambda name, message: name == tasked.name and of_it(name, message), action)
 
     def leave_the_rest_to(self, who: Callable[[], str], step: int) -> threading.Event:
-        """At the first task of a step: wait for the returned event, then only `who()` is left to go on with the run."""
+        """At the first task of another from this step on: wait for the returned event, then `who()` is left alone."""
         back = threading.Event()
 
         def only(_: str, seen: Seen) -> None:
@@ -113,7 +113,9 @@ class FaultNodes:
                 if name != who():
                     self.proxies[name].offline()
 
-        self.catch(DOWN, lambda name, message: name != who() and a(m.Task, step=step)(message), only)
+        self.catch(
+            DOWN, lambda name, message: name != who() and isinstance(message, m.Task) and message.step >= step, only
+        )
         return back
 
     def task(self, name: str, answer: m.LeafAnswer | m.VectorOffer) -> m.Task:

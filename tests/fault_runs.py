@@ -3,6 +3,7 @@
 import hashlib
 import json
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -78,8 +79,8 @@ def sha(folder: Path) -> str:
     return hashlib.sha256((folder / "adapters.safetensors").read_bytes()).hexdigest()
 
 
-def events(folder: Path, kind: str) -> list[dict[str, object]]:
-    """The events of one kind that a run has told so far."""
+def events(folder: Path, *kinds: str) -> list[dict[str, object]]:
+    """The events of these kinds that a run has told so far."""
     try:
         lines = (folder / "metrics.jsonl").read_text().splitlines()
     except FileNotFoundError:
@@ -88,18 +89,19 @@ def events(folder: Path, kind: str) -> list[dict[str, object]]:
     for line in lines:
         with suppress(ValueError):
             told.append(json.loads(line))
-    return [event for event in told if event["event"] == kind]
+    return [event for event in told if event["event"] in kinds]
 
 
 def told(folder: Path) -> str:
-    """The run's membership changes, one per line: name, state, cause and what was done."""
-    return "\n".join(f"{event['name']} {event['state']} {event['message']}" for event in events(folder, "node"))
+    """Membership changes, one per line: name, state, cause and what was done; and what the run says of itself."""
+    lines = events(folder, "node", "stage")
+    return "\n".join(f"{line.get('name', 'run')} {line.get('state', 'says')} {line['message']}" for line in lines)
 
 
-def train(config: RunConfig, port: int, min_nodes: int = 1, *, resume: bool = False) -> int:
+def train(config: RunConfig, port: int, min_nodes: int = 1, *, clock: Callable[[], float] = time.monotonic) -> int:
     """One run in this process, at this port, over nodes that are started by hand."""
     hosts = Hosts(None, CoordinatorHost(port=port, min_nodes=min_nodes), ())
-    return run(config, hosts, resume=resume, environ={"MLXDIST_PLAIN": "1"})
+    return run(config, hosts, resume=False, environ={"MLXDIST_PLAIN": "1"}, clock=clock)
 
 
 @dataclass

@@ -124,7 +124,7 @@ class SimWorker:
             self.session.handle(*decode(frames))
         except (WireError, MismatchError) as error:
             if not self.disturbed:
-                raise AssertionError(f"{self.name} was sent what makes no sense") from error
+                raise AssertionError(f"{self.name} was sent what makes no sense: {error}") from error
             self.end("exit code 1")
         self.flush()
 

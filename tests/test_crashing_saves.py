@@ -55,7 +55,7 @@ def test_processes_died_at_every_stage(deaths: list[Path]) -> None:
     assert len(deaths) == len(stages) + len(CUTS)
     leftovers = {path.name for folder in deaths for path in folder.rglob(".*.aside")}
     assert {".resume.safetensors.aside", ".adapters.safetensors.aside", ".best.aside"} <= leftovers
-    assert any(path.stat().st_size not in (0, 1200) for folder in deaths for path in folder.rglob(".resume*.aside"))
+    assert any(path.stat().st_size > 1300 for folder in deaths for path in folder.rglob(".resume*.aside"))
 
 
 def test_the_state_is_the_old_or_the_new_one_and_whole(deaths: list[Path]) -> None:
