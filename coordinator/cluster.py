@@ -385,16 +385,17 @@ class Cluster:
         return self.round.in_work(node.name) if self.round is not None else None
 
     def _share_out(self) -> None:
-        paused = self.work.paused
-        for attempt in self.work.share_out(self.ready(), self.now):
+        paused, there = self.work.paused, sum(node.there for node in self.nodes.values())
+        for attempt in self.work.share_out(self.ready(), there, self.now):
             self._send_work(attempt)
         while self.work.left_out:
             name, why = self.work.left_out.popleft()
-            action = f"it gets no leaves for now, stays as a spare and is tried again every {TRIED_AGAIN} steps"
+            action = (
+                f"it gets no leaves for now, stays as a spare and is tried again at least every {TRIED_AGAIN} steps"
+            )
             self.members.tell(self.nodes[name], why, action)
         if self.work.paused != paused:
-            there, needed = len(self.ready()), self.rules.min_nodes
-            what = f"{there} of at least {needed} nodes can work"
+            what = f"{there} of at least {self.rules.min_nodes} nodes can work"
             if self.work.paused:
                 self._paused_at = self.now
                 news = NodeNews("", "paused", f"paused: {what}", action="waiting for more")

@@ -17,7 +17,9 @@ from mlxdist.protocol.tree import Span
 FATAL_DEATHS = ALONE_AFTER + 1
 FATAL_NONFINITE = 2
 MOST_ACQUITTALS = 3  # of a leaf: one that silences every node for a while must not go round for ever
-TRIED_AGAIN = 20  # steps after which a node that was left out is measured anew
+TRIED_AGAIN = 20  # steps after which a node that was left out is measured anew, each time
+TRIED_SOON = (2, 4, 8)  # and at first: what left it out may have been noise
+TOLD_AFTER = 3  # steps without a node, until it is said
 
 
 @dataclass
@@ -57,15 +59,16 @@ class Work:
         self.leaves_recomputed += self.round.recomputed + len(self.round.request.leaves)
         self.round = None
 
-    def share_out(self, nodes: Sequence[Node], now: float) -> Iterator[Attempt]:
-        """Give what is pending to the nodes that can work, unless they are too few."""
+    def share_out(self, nodes: Sequence[Node], there: int, now: float) -> Iterator[Attempt]:
+        """Give what is pending to the nodes that can work, unless those that are `there` are too few."""
         if self.round is None or not self.round.pending:
             return
-        self.paused = len(nodes) < self.rules.min_nodes
+        self.paused = there < self.rules.min_nodes
         if self.paused or not nodes:
             return
         request = self.round.request
-        whole = request.verb == "gradient" and self.round.pending == [Span(0, len(request.leaves))]
+        gradient = request.verb == "gradient" and request.only is None
+        whole = gradient and self.round.pending == [Span(0, len(request.leaves))]
         speeds = {node.name: node.speed for node in nodes}
         here = [node.name for node in nodes if node.adapter_here == request.adapter_version]
         self._seconds = self.pacing.seconds(request.verb, request.jobs, speeds, here)
@@ -78,18 +81,21 @@ class Work:
         assert self.round is not None
         names = sorted({attempt.node for attempt in self.round.attempts.values()})
         given = {name: joined_runs(attempt.run for attempt in self.round.of(name))[0] for name in names}
-        self.spare = {node.name: self.spare.get(node.name, 0) + 1 for node in nodes if node.name not in given}
-        for node in nodes:
-            name = node.name
-            if name in given:
+        self.spare = {name: times for name, times in self.spare.items() if name not in given}
+        for node in [node for node in nodes if node.name not in given]:
+            self.spare[node.name] = self.spare.get(node.name, 0) + 1
+            times = self.spare[node.name]
+            told = times < TOLD_AFTER or node.name in self._told
+            again = times % TRIED_AGAIN == 0 or times in TRIED_SOON
+            if (told and not again) or not (why := too_slow(node.name, self._seconds, given)):
                 continue
-            if node.tokens_per_second and name not in self._told and (why := too_slow(name, self._seconds, given)):
-                self._told.add(name)
-                self.left_out.append((name, why))
-            if self.spare[name] % TRIED_AGAIN == 0:
+            if not told:
+                self._told.add(node.name)
+                self.left_out.append((node.name, why))
+            if again:
                 node.speed.doubt()
                 missing = [piece for attempt in self.round.attempts.values() for piece in attempt.missing]
-                yield Gift(name, min(missing, key=lambda piece: (len(piece), -piece.start)), copy=True)
+                yield Gift(node.name, min(missing, key=lambda piece: (len(piece), -piece.start)), copy=True)
 
     def copy_late(self, nodes: Sequence[Node], now: float) -> Iterator[Attempt]:
         """Copies of what takes much longer than its node usually needs."""
@@ -111,7 +117,7 @@ class Work:
             node.progressed = now
         attempt = self.round.give(self._attempts, gift.node, gift.run, alone=gift.alone, copy=gift.copy)
         attempt.began = now
-        if node.tokens_per_second and node.name in self._seconds:
+        if node.speed.known and node.name in self._seconds:
             attempt.expected = self._seconds[node.name].of(gift.run) + sum(one.expected for one in before)
         return attempt
 
