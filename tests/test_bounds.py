@@ -13,8 +13,9 @@ import pytest
 
 from mlxdist.coordinator.node_log import append_line
 from mlxdist.node.engine import Engine, Offer, Say
+from mlxdist.node.process import LINE_CHARS, UNSEEN_LINES, Worker
 from mlxdist.node.session import ComputeCanary, LoadModel, Session, Work
-from mlxdist.node.supervisor import LINE_CHARS, UNSEEN_LINES, Supervisor, Worker
+from mlxdist.node.supervisor import Supervisor
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.transport import CONTROL, MemoryHub
 from mlxdist.protocol.wire import Frames, decode
