@@ -44,8 +44,10 @@ def assign(nodes: Mapping[str, NodeSeconds], run: Span | None = None) -> dict[st
         reached: list[tuple[float, int, int] | None] = [None] * len(edges)
         choice = [0] * len(edges)
         for j in range(len(edges)):
-            for i in range(j + 1):
-                before = best[i]
+            for i in range(j, -1, -1):
+                before, known = best[i], reached[j]
+                if known is not None and node.start + (prefix[j] - prefix[i]) > known[0]:
+                    break  # a longer run takes longer still
                 if before is None:
                     continue
                 after = before
@@ -54,8 +56,7 @@ def assign(nodes: Mapping[str, NodeSeconds], run: Span | None = None) -> dict[st
                     seconds = node.start + (prefix[j] - prefix[i]) + pieces * node.partial
                     leaves = edges[j] - edges[i]
                     after = (max(before[0], seconds), before[1] + pieces, before[2] + leaves * leaves)
-                known = reached[j]
-                if known is None or after < known:
+                if known is None or after <= known:
                     reached[j], choice[j] = after, i
         best = reached
         choices.append(choice)

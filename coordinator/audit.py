@@ -5,7 +5,7 @@ two different nodes do. Pure: answers in, the next question or a verdict out; no
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -147,16 +147,22 @@ class Audit:
         return same_class
 
     def questions(
-        self, request: Request, answers: Mapping[int, Sequence[Answer]], canaries: Canaries
+        self,
+        request: Request,
+        answers: Mapping[int, Sequence[Answer]],
+        canaries: Canaries,
+        spare: Container[str] = (),
     ) -> tuple[Request | None, dict[int, Verdict]]:
         """What to ask next of which node, as a request for all open leaves; and the verdicts on the others."""
         alike, only, verdicts = self.alike(canaries), {}, {}
         for leaf, given in answers.items():
             self._turn += 1
-            # Each time another node is the second one; of the first one's class if there is any.
+            # Each time another node is the second one; of the first one's class, and no spare one, if there is any.
             names = sorted(canaries)
             turned = names[self._turn % max(len(names), 1) :] + names[: self._turn % max(len(names), 1)]
-            next_ = judge(given, alike, sorted(turned, key=lambda name: not alike(given[0].node, name)))
+            next_ = judge(
+                given, alike, sorted(turned, key=lambda name: (not alike(given[0].node, name), name in spare))
+            )
             if isinstance(next_, Verdict):
                 verdicts[leaf] = next_
             else:
@@ -183,7 +189,10 @@ class Audit:
                 guilty.setdefault(name, guilt(leaf, request, name, answers[leaf]))
             for name in sorted(set(verdict.unlike) - self.unlike):
                 self.unlike.add(name)
-                cluster.members.tell(cluster.nodes[name], unlike(leaf, request, name, answers[leaf]))
+                what = unlike(leaf, request, name, answers[leaf])
+                cluster.members.tell(
+                    cluster.nodes[name], what, "the promise of this run is a tolerance, not the same bits"
+                )
         for name, reason in guilty.items():
             if not cluster.nodes[name].gone:
                 cluster.members.quarantine(cluster.nodes[name], reason)
@@ -220,7 +229,7 @@ def unlike(leaf: int, request: Request, node: str, answers: Iterable[Answer]) ->
     far = max(distance(mine, other) for other in answers if other.node != node)
     return (
         f"gives leaf {leaf} of step {request.step} other last bits than its like (relative difference {far:.2g}, the "
-        "same each time), although its canary was the same: the promise of this run is a tolerance, not the same bits"
+        "same each time), although its canary was the same"
     )
 
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mlxdist.coordinator.assign import assign
+from mlxdist.coordinator.downloads import Downloads
+from mlxdist.coordinator.likeness import check_model, check_versions
 from mlxdist.coordinator.membership import Membership
 from mlxdist.coordinator.roster import Node
 from mlxdist.coordinator.rounds import Attempt, Request, Round, leaf_tokens
@@ -21,17 +23,17 @@ from mlxdist.coordinator.rules import NodeNews, Rules
 from mlxdist.coordinator.sharing import Split
 from mlxdist.coordinator.speeds import Transfers
 from mlxdist.coordinator.uploads import DamagedError, Uploads
-from mlxdist.coordinator.work import Work
+from mlxdist.coordinator.work import TRIED_AGAIN, Work
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import ConfigError, MismatchError, MlxdistError, NodeError, StaleError, WireError
-from mlxdist.protocol.leaves import Leaf, pack_leaf
+from mlxdist.protocol.leaves import Leaf
 from mlxdist.protocol.manifest import Manifest
 from mlxdist.protocol.numerics import CANARY_TIMES
 from mlxdist.protocol.states import NodeEvent, NodeState
 from mlxdist.protocol.transport import CONTROL, DATA, Parcel, is_probe
 from mlxdist.protocol.tree import Span
-from mlxdist.protocol.vectors import OutgoingVector, Vector, digest
+from mlxdist.protocol.vectors import Vector
 from mlxdist.protocol.wire import Buffer, decode, encode
 
 LEAST_SECONDS = 1e-6  # of a partial on its way
@@ -51,15 +53,13 @@ class Cluster:
     _failure: MlxdistError | None = None
     _outbox: list[Parcel] = field(default_factory=list)
     _uploads: Uploads = field(default_factory=Uploads)
-    _downloads: dict[tuple[str, int], OutgoingVector] = field(default_factory=dict)
-    _adapter: tuple[int, Vector, str] | None = None  # version, values, digest
-    _reference: tuple[Vector, str] | None = None
-    _streams: int = 0
-    _paused_at: float = 0.0
     _transfers: Transfers = field(default_factory=Transfers)
+    _downloads: Downloads = field(init=False)
+    _paused_at: float = 0.0
 
     def __post_init__(self) -> None:
         self.work = Work(self.rules, self.split)
+        self._downloads = Downloads(self._send, self._transfers)
         self.members = Membership(
             self.rules, self._send, self._on_lost, self._at_work, self._in_work, self.work.survived
         )
@@ -102,16 +102,16 @@ class Cluster:
 
     def set_adapter(self, version: int, vector: Vector) -> None:
         """A new adapter: it starts on its way to every node that will work. `vector` must not change afterwards."""
-        self._adapter = (version, vector, digest(vector))
+        self._downloads.set_adapter(version, vector)
         for node in self.ready():
             if node.name not in self.work.spare:  # a spare one gets it with its first leaf
-                self._send_adapter(node)
+                self._downloads.adapters_to(node, self.now)
 
     def set_reference(self, vector: Vector) -> None:
         """The reference's adapter, sent once per worker. `vector` must not change afterwards."""
-        self._reference = (vector, digest(vector))
+        self._downloads.set_reference(vector)
         for node in self.ready():
-            self._send_reference(node)
+            self._downloads.reference_to(node, self.now)
 
     def begin(self, request: Request) -> None:
         """Give the leaves of a request to the nodes that are ready; without any they wait for one."""
@@ -147,14 +147,7 @@ class Cluster:
 
     def take_outgoing(self) -> list[Parcel]:
         """The frames to send now."""
-        for (name, stream), download in list(self._downloads.items()):
-            node = self.nodes[name]
-            assert node.data is not None
-            for index, block in download.blocks():
-                self._send(DATA, node.data, m.VectorBlock(node.life, stream, index), block)
-            if download.all_sent:
-                del self._downloads[name, stream]
-                self._send(DATA, node.data, m.VectorEnd(node.life, stream, download.end()))
+        self._downloads.send_blocks(self.nodes)
         outgoing, self._outbox = self._outbox, []
         return outgoing
 
@@ -215,12 +208,15 @@ class Cluster:
             self.members.tell(self.nodes[slow.node], what, f"{attempt.node} computes them too")
             self._send_work(attempt)
 
-    def slept(self, seconds: float, now: float) -> None:
-        """This process did nothing for so long, up to now: that time is held against nobody, and measures nothing."""
-        self.members.slept(seconds, now)
+    def slept(self, gap: float, asleep: float, now: float) -> None:
+        """This process did nothing, for seconds that its clock shows and others that it does not (absence.py).
+
+        That time is held against nobody, and measures nothing.
+        """
+        self.members.slept(gap, asleep, now)
         self._transfers.forget()
         for attempt in self.round.attempts.values() if self.round is not None else ():
-            attempt.began = min(attempt.began + seconds, now)
+            attempt.began = now if asleep else min(attempt.began + gap, now)
 
     def unreachable(self, parcel: Parcel, now: float) -> None:
         """A message could not be sent."""
@@ -245,8 +241,7 @@ class Cluster:
             case m.Progress(message=sentence):
                 self.members.tell(node, sentence)
             case m.Credit(stream=stream, upto=upto):
-                if download := self._downloads.get((node.name, stream)):
-                    download.credit(upto)
+                self._downloads.credit(node.name, stream, upto)
             case m.Received(stream=stream, whole=whole):
                 seconds, version = self._transfers.end("down", node.name, stream, self.now)
                 if whole:
@@ -274,12 +269,7 @@ class Cluster:
             return
         node.move(NodeEvent.WORKER_HELLO)
         node.data, node.versions = peer, message.versions
-        for package, mine in self.rules.versions.items():
-            theirs = message.versions.get(package, "absent")
-            if theirs != mine:
-                raise MismatchError(
-                    f"{node.name} has {package} {theirs}, the coordinator {mine}: install the same version"
-                )
+        check_versions(node.name, self.rules.versions, message.versions)
         self.members.tell(node, "loading the model")
         self._send(DATA, peer, m.Welcome(node.life, self.rules.spec))
 
@@ -288,14 +278,7 @@ class Cluster:
             raise WireError("a model was loaded twice")
         if self.introduction is None:
             self.introduction = message
-        elif message.model_hash != self.introduction.model_hash:
-            raise MismatchError(
-                f"{node.name} has another model: hash {message.model_hash[:12]}, the run's is "
-                f"{self.introduction.model_hash[:12]}; copy the same files to it"
-            )
-        elif message.manifest != self.manifest:
-            what = "; ".join(list(manifests.differences(self.manifest, message.manifest))[:3])
-            raise MismatchError(f"{node.name} has another adapter manifest: {what}")
+        check_model(node.name, self.introduction, message)
         assert node.data is not None
         self._send(DATA, node.data, m.Canary(node.life))
 
@@ -305,9 +288,7 @@ class Cluster:
         node.move(NodeEvent.CANARY_ANSWERED)
         node.canary, node.early_exits = message.digests, 0
         self.members.tell(node, "ready")
-        self._send_reference(node)
-        if self._adapter is not None:
-            self._send_adapter(node)
+        self._downloads.adapters_to(node, self.now)
         self._share_out()
 
     def _on_fault(self, node: Node, message: m.Fault) -> None:
@@ -343,6 +324,8 @@ class Cluster:
         tokens = leaf_tokens(leaf)
         self.work.patience.took(sum(tokens), max(tokens), message.seconds)
         node.speed.leaf(current.request.verb, (sum(tokens), max(tokens)), message.seconds)
+        for stream in self._uploads.arriving(node.name, message.leaf + 1):  # it left while the leaf was in work
+            self._transfers.begin("up", node.name, stream, self.now)
         self._after_result(done)
 
     def _on_offer(self, node: Node, offer: m.VectorOffer) -> None:
@@ -402,15 +385,17 @@ class Cluster:
         return self.round.in_work(node.name) if self.round is not None else None
 
     def _share_out(self) -> None:
-        paused = self.work.paused
-        for attempt in self.work.share_out(self.ready(), self.now):
+        paused, there = self.work.paused, sum(node.there for node in self.nodes.values())
+        for attempt in self.work.share_out(self.ready(), there, self.now):
             self._send_work(attempt)
-        while self.work.sentences:
-            name, sentence = self.work.sentences.popleft()
-            self.members.tell(self.nodes[name], sentence)
+        while self.work.left_out:
+            name, why = self.work.left_out.popleft()
+            action = (
+                f"it gets no leaves for now, stays as a spare and is tried again at least every {TRIED_AGAIN} steps"
+            )
+            self.members.tell(self.nodes[name], why, action)
         if self.work.paused != paused:
-            there, needed = len(self.ready()), self.rules.min_nodes
-            what = f"{there} of at least {needed} nodes can work"
+            what = f"{there} of at least {self.rules.min_nodes} nodes can work"
             if self.work.paused:
                 self._paused_at = self.now
                 news = NodeNews("", "paused", f"paused: {what}", action="waiting for more")
@@ -445,7 +430,7 @@ class Cluster:
     def _on_lost(self, node: Node, blame: bool) -> list[Span]:
         """The node's worker is gone: half partials are thrown away, what it had is given to others."""
         runs = self.work.lost(node.name, blame)
-        self._downloads = {key: download for key, download in self._downloads.items() if key[0] != node.name}
+        self._downloads.drop(node.name)
         self._uploads.drop(node.name)
         self._transfers.drop(node.name)
         self._settle()
@@ -453,13 +438,12 @@ class Cluster:
 
     def _send_again(self, node: Node) -> None:
         """An adapter arrived damaged: both go once more."""
-        if node.state is NodeState.LOADING or self._adapter is None:
+        if not node.has_reference and node.adapter_version < 0:
             raise WireError("no adapter was sent to it")
         self._spoiled(node)
         self.members.tell(node, "an adapter arrived damaged there", "sent again")
         node.adapter_version, node.has_reference = -1, False
-        self._send_reference(node)
-        self._send_adapter(node)
+        self._downloads.adapters_to(node, self.now)
 
     def _spoiled(self, node: Node) -> None:
         node.spoiled += 1
@@ -480,57 +464,9 @@ class Cluster:
         assert node.data is not None
         self._send(DATA, node.data, m.Received(node.life, stream, whole))
 
-    def _send_reference(self, node: Node) -> None:
-        if self._reference is not None and not node.has_reference:
-            node.has_reference = True
-            self._send_vector(node, "reference", 0, *self._reference)
-
-    def _send_adapter(self, node: Node) -> None:
-        assert self._adapter is not None
-        version, vector, hashed = self._adapter
-        if node.adapter_version != version:
-            node.adapter_version = version
-            self._send_vector(node, "adapter", version, vector, hashed)
-
-    def _send_vector(self, node: Node, kind: str, version: int, vector: Vector, hashed: str) -> None:
-        assert node.data is not None
-        self._streams += 1
-        self._downloads[node.name, self._streams] = OutgoingVector(self._streams, vector, hashed)
-        self._transfers.begin("down", node.name, self._streams, self.now, version if kind == "adapter" else -1)
-        offer = m.VectorOffer(node.life, self._streams, kind, version, len(vector), slice_stop=len(vector))
-        self._send(DATA, node.data, offer)
-
     def _send_work(self, attempt: Attempt) -> None:
-        node, request, run = self.nodes[attempt.node], self._current().request, attempt.run
-        assert node.data is not None
-        self._send_reference(node)
-        self._send_adapter(node)
-        task = m.Task(
-            life=node.life,
-            verb=request.verb,
-            step=request.step,
-            attempt=attempt.number,
-            adapter_version=request.adapter_version,
-            start=run.start,
-            stop=run.stop,
-            total=len(request.leaves),
-            loss=request.loss,
-            parameters=request.parameters,
-            scalars=dict(request.scalars),
-        )
-        self._send(DATA, node.data, task)
-        for leaf in request.leaves[run.start : run.stop]:
-            rows = m.LeafRows(
-                life=node.life,
-                step=request.step,
-                attempt=attempt.number,
-                leaf=leaf.index,
-                widths=leaf.widths,
-                row_ids=tuple(row.row_id for row in leaf.rows),
-                lengths=tuple(len(row.ids) for row in leaf.rows),
-                numbers=dict(request.numbers.get(leaf.index, {})),
-            )
-            self._send(DATA, node.data, rows, pack_leaf(leaf))
+        node = self.nodes[attempt.node]
+        self._downloads.work_to(node, self._current().request, attempt, self.now)
         node.move(NodeEvent.ASSIGNED)
 
     def _send(self, channel: str, peer: bytes, message: m.Message, payload: Buffer = b"") -> None:

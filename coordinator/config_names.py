@@ -94,6 +94,7 @@ _DTYPE = "the model is trained in the dtype it was saved in; sums and optimizer 
 _MODULES = "training further modules or biases is not supported: only lora_a and lora_b are trained"
 _START = "the adapter starts as LoRA's paper says (B is zero); lora.init_adapter starts from one of yours"
 _REPORT = "there is no reporting service: metrics.jsonl in the run folder has every step"
+_LIMIT = "how much memory a node may use stands in hosts.toml, as memory_limit_gb of the node or of [defaults]"
 _FULL = "only LoRA is trained: delete the key"
 
 # Ideas that people may ask for by name, and do not get.
@@ -111,6 +112,7 @@ UNSUPPORTED: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("modules_to_save", "bias", "train_bias", "train_embeddings"), _MODULES),
         **dict.fromkeys(("init_lora_weights", "pissa", "loftq", "olora"), _START),
         **dict.fromkeys(("report_to", "wandb", "wandb_project", "swanlab", "tensorboard", "project_name"), _REPORT),
+        **dict.fromkeys(("memory_limit_gb", "memory_limit"), _LIMIT),
         **dict.fromkeys(("fine_tune_type", "train_type", "full", "use_lora", "peft_type"), _FULL),
     }
 )

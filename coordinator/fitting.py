@@ -123,6 +123,8 @@ def fit(config: RunConfig, rows: Sequence[Rows], nodes: Sequence[NodeSpec], mach
         if fault := need.refusal(limit):
             raise ConfigError(f"node {name} {fault}")
     said = [_sentence(config, need)]
+    if need.doubt:
+        said.append(need.doubt)
     if need.total > free:
         now = f"{said_bytes(free)} are free now, and {said_bytes(need.total)} are needed"
         said.append(f"{now}: close other programs, or the run will be slowed by swapping")

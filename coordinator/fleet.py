@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from mlxdist.coordinator.absence import Absence
 from mlxdist.coordinator.audit import Answer, Audit, TaintedError, answer_of, with_rows
 from mlxdist.coordinator.cluster import Cluster
 from mlxdist.coordinator.launch import Ended
@@ -40,6 +41,7 @@ class Fleet:
         on_news: Callable[[NodeNews], None] = lambda news: None,
         watch: Callable[[], Iterable[Ended]] = tuple,
         clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
         audit: Audit | None = None,
         threaded: bool = True,
     ) -> None:
@@ -48,7 +50,7 @@ class Fleet:
         self._on_news, self._watch, self._audit = on_news, watch, audit or Audit()
         self._changed = threading.Condition()
         self._closing = False
-        self._pumped = clock()
+        self._absence = Absence(clock, wall)
         self._lent: Vector | None = None  # the last sum, given back at the next request
         self._freed: list[Vector] = []
         self._thread = threading.Thread(target=self._carry, name="poller", daemon=True) if threaded else None
@@ -121,7 +123,8 @@ class Fleet:
         while True:
             with self._changed:
                 canaries = {node.name: node.canary for node in self._cluster.ready()}
-            question, verdicts = self._audit.questions(request, answers, canaries)
+                spare = set(self._cluster.work.spare)
+            question, verdicts = self._audit.questions(request, answers, canaries, spare)
             if question is None:
                 break
             current = self._begin(question)
@@ -264,10 +267,10 @@ class Fleet:
     def _pump(self, timeout: float) -> None:
         parcels = self._hub.receive(timeout)
         with self._changed:
+            gap, asleep = self._absence.since_last_look(timeout + self._cluster.rules.beat_seconds)
             now = self._clock()
-            if now - self._pumped > timeout + self._cluster.rules.beat_seconds:
-                self._cluster.slept(now - self._pumped, now)
-            self._pumped = now
+            if gap or asleep:
+                self._cluster.slept(gap, asleep, now)
             for parcel in parcels:
                 self._cluster.receive(parcel, now)
             self._cluster.tick(now)

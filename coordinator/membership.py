@@ -216,18 +216,25 @@ class Membership:
             if not node.gone and channel == DATA and node.data == peer and node.data_closed is None:
                 node.data_closed = now
 
-    def slept(self, seconds: float, now: float) -> None:
-        """The coordinator itself did nothing for so long: nobody's silence in that time counts."""
+    def slept(self, gap: float, asleep: float, now: float) -> None:
+        """The coordinator itself did nothing for `gap` seconds, and its Mac slept for `asleep` that `now` leaves out.
+
+        Nobody's silence in that time counts. After a sleep every node gets all the time there is to be heard again:
+        its connection may have to be made anew.
+        """
 
         def later(time: float) -> float:
-            return min(time + seconds, now)  # what was noted since it woke is not of the future
+            return now if asleep else min(time + gap, now)
 
         for node in self.nodes.values():
             node.last_beat, node.progressed = later(node.last_beat), later(node.progressed)
             node.closed = None if node.closed is None else later(node.closed)
             node.data_closed = None if node.data_closed is None else later(node.data_closed)
-        if seconds > self.rules.suspect_seconds:
-            cause = f"the coordinator did nothing for {seconds:.3g} s (asleep, or stopped)"
+        if asleep:
+            cause = f"the coordinator's Mac slept for {asleep:.0f} s, or its clock was set"
+            self.news.append(NodeNews("", "awake", cause, action="its nodes have time to return"))
+        elif gap > self.rules.suspect_seconds:
+            cause = f"the coordinator did nothing for {gap:.3g} s (asleep, or stopped)"
             self.news.append(NodeNews("", "awake", cause, action="nobody's silence in that time counts"))
 
     # ---- going

@@ -122,8 +122,9 @@ def _held(run: RunFolder) -> Iterator[None]:
             raise UserError(
                 f"Another mlxdist (process {owner}) is writing in {run.path}. Wait for it, or stop it first."
             ) from None
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        with saving(run.path):
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
         yield
     finally:
         os.close(lock)

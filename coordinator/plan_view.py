@@ -40,6 +40,8 @@ def _memory(plan: Plan, console: Console) -> None:
         cells = (_fits(held.total, node) for node in plan.nodes)
         table.add_row(size, str(held.head_chunk), said_bytes(held.total), *cells, style="bold" if chosen else "")
     console.print(table)
+    if need.doubt:
+        console.print(f"  {need.doubt}", style="yellow", highlight=False, soft_wrap=True)
     for node in plan.nodes:
         said = f"may use {said_bytes(node.limit)}, {said_bytes(node.free)} free now" if node.limit else _unknown()
         console.print(f"  {node.name}: {said}", highlight=False, soft_wrap=True)

@@ -48,9 +48,14 @@ class Node:
         self.state = states.advance(NODE_TRANSITIONS, self.state, event)
 
     @property
+    def there(self) -> bool:
+        """Whether the node can be given leaves, now or as soon as it has let go of one."""
+        return self.state in (NodeState.READY, NodeState.BUSY) and self.data_closed is None
+
+    @property
     def works(self) -> bool:
         """Whether the node can be given leaves."""
-        return self.state in (NodeState.READY, NodeState.BUSY) and not self.cancelled and self.data_closed is None
+        return self.there and not self.cancelled
 
     @property
     def tokens_per_second(self) -> float:

@@ -21,13 +21,14 @@ from mlxdist.coordinator.fitting import fit, kept_settings, this_machine
 from mlxdist.coordinator.fleet import Fleet
 from mlxdist.coordinator.hosts import Hosts
 from mlxdist.coordinator.launch import LocalNodes
+from mlxdist.coordinator.node_log import append_line
 from mlxdist.coordinator.open_run import open_run
 from mlxdist.coordinator.order import total_steps
 from mlxdist.coordinator.read import Dataset, read
 from mlxdist.coordinator.report import Reporter, Status, Summary
 from mlxdist.coordinator.resume import Earlier, continued, earlier_life, other_validation, resume_notes, same_bits_as
 from mlxdist.coordinator.rules import NodeNews, Rules
-from mlxdist.coordinator.run_folder import RunFolder, append, write_json
+from mlxdist.coordinator.run_folder import RunFolder, write_json
 from mlxdist.coordinator.saving import Saver
 from mlxdist.coordinator.sockets import RouterHub
 from mlxdist.coordinator.spec import run_spec
@@ -221,11 +222,13 @@ def tell(news: NodeNews, report: Reporter, folder: RunFolder) -> None:
     """A node's news: its own lines to its log, the rest to the report."""
     if news.log:
         try:
-            append(folder.logs / f"{news.name}.log", f"{news.message}\n".encode())
+            append_line(folder.logs / f"{news.name}.log", news.message)
         except SaveError as error:
             report.could_not_save("log", error)
         else:
             report.saved("log")
+    elif news.state == "awake":
+        report.note(news.message)
     elif not news.name:
         report.paused(news)
     else:

@@ -64,7 +64,7 @@ class Saver:
 
         Raises SaveError; the state saved before is kept then.
         """
-        if state.step != self.saved_step:
+        if state.step > self.saved_step:  # an interrupt may come between a save and the end of its step
             began = self.clock()
             self.report.sync()
             self._failed = True

@@ -5,6 +5,7 @@ A leaf that was in work at two deaths, or that gave NaN, goes alone to one idle 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 from mlxdist.coordinator.assign import NodeSeconds, assign
 from mlxdist.coordinator.roster import Node
@@ -37,12 +38,12 @@ def share(
 ) -> Iterator[Gift]:
     """Gifts of what is pending, to nodes that can work. What finds no node now stays pending."""
     idle = [node for node in nodes if round_.finished(node.name)]
-    runs = list(round_.pending)
+    runs, able = list(round_.pending), list(nodes)
     for leaf in suspicious(round_):
         alone = Span(leaf, leaf + 1)
         runs = [rest for run in runs for rest in without(run, alone)]
         failed = round_.nonfinite.get(leaf, [])
-        others = [node for node in nodes if node.name not in failed] or nodes  # one node: once more there
+        others = [node for node in able if node.name not in failed] or able  # one node: once more there
         if taker := next((node for node in idle if node in others), None):
             idle.remove(taker)
             yield Gift(taker.name, alone, alone=True)
@@ -92,32 +93,18 @@ def copies(round_: Round, nodes: Sequence[Node], slow: Callable[[Attempt], bool]
             yield Gift(idle.pop(0).name, left[-1], copy=True)
 
 
-@dataclass(frozen=True)
-class Spare:
-    """A node that got nothing of a step, and why: seconds of its cheapest leaf, of its link, and of the whole step."""
+def too_slow(name: str, seconds: Mapping[str, NodeSeconds], given: Mapping[str, Span]) -> str:
+    """Why a node that a split left out costs more than it brings, with the numbers.
 
-    name: str
-    leaf: float
-    link: float
-    step: float
-
-    @property
-    def costs_more(self) -> bool:
-        """Whether the step would be longer with it. Else the step has too few leaves to be shorter with it."""
-        return self.leaf + self.link > self.step
-
-    def sentence(self, tried_again: int) -> str:
-        """What a person is told, once."""
-        return (
-            f"gets no leaves for now: one takes {self.leaf:.2g} s there and its link {self.link:.2g} s more, while the "
-            f"others do a whole step in {self.step:.2g} s; it stays as a spare and is tried again every {tried_again} "
-            "steps"
-        )
-
-
-def spares(seconds: Mapping[str, NodeSeconds], gifts: Mapping[str, Span]) -> Iterator[Spare]:
-    """The nodes that a split of a whole step leaves out."""
-    step = max(seconds[name].of(run) for name, run in gifts.items())
-    for name, node in seconds.items():
-        if name not in gifts:
-            yield Spare(name, min(node.leaves), node.start + node.partial, step)
+    Empty when one like the slowest of the others would have got nothing either: the step has too few leaves for it.
+    """
+    mine = seconds[name]
+    slowest = max(given, key=lambda other: sum(seconds[other].leaves))
+    if name not in assign({**seconds, name: seconds[slowest]}):
+        return ""
+    step = max(seconds[other].of(run) for other, run in given.items())
+    here, there = fmean(mine.leaves), fmean(seconds[slowest].leaves)
+    return (
+        f"costs more than it brings: a leaf takes {here:.2g} s there, {there:.2g} s on {slowest}, and its "
+        f"link {mine.start + mine.partial:.2g} s more; without it a step takes {step:.2g} s"
+    )

@@ -16,6 +16,7 @@ MEMORY = 0.7  # share of the old estimate that a new measurement leaves
 STEADY = 1.1  # what is within this ratio has not moved, or is equal
 SCORE_SHARE = 1 / 3  # of a gradient's time: one forward of forward and two-part backward; until it is measured
 PARTIAL_SECONDS = 0.01  # what one more partial per step is taken to cost, until a link is measured
+SURE = 2  # leaves of a width after which their time is believed: the first one compiles kernels
 GRADIENT = "gradient"
 
 Job = tuple[int, int]  # a leaf's padded tokens, and the width of its widest row
@@ -31,7 +32,7 @@ class Speed:
     """What was measured of one node. Seconds; 0 = not measured yet."""
 
     tokens_per_second: float = 0.0  # of gradients of all widths: what a person is told
-    up: float = 0.0  # a partial, from the first credit to its END
+    up: float = 0.0  # a partial, from its first credit and its last leaf's answer to its END
     down: float = 0.0  # the adapter, from its offer to its receipt
     _per_token: dict[tuple[str, int], float] = field(default_factory=dict)  # by verb and class of width
     _measured: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -50,7 +51,7 @@ class Speed:
         # The first leaf of a width compiles kernels: a faster second one says more.
         replaced = not times or (times == 1 and each < known)
         self._per_token[key] = each if replaced else MEMORY * known + (1 - MEMORY) * each
-        self._measured[key] = times + 1
+        self._measured[key] = SURE if anew else times + 1
         if verb == GRADIENT:
             self.tokens_per_second = _moved(self.tokens_per_second, tokens / seconds, anew or (times == 1 and replaced))
 
@@ -75,12 +76,16 @@ class Speed:
     def per_token(self, verb: str, width: int) -> float:
         """Seconds per token of a leaf of this width, from the nearest width that was measured; 0 when none was."""
         wanted = width_class(width)
-        near = min(
-            (key for key in self._per_token if key[0] == verb), key=lambda key: abs(key[1] - wanted), default=None
-        )
+        sure = (key for key, times in self._measured.items() if key[0] == verb and times >= SURE)
+        near = min(sure, key=lambda key: abs(key[1] - wanted), default=None)
         if near is not None:
             return self._per_token[near]
         return 0.0 if verb == GRADIENT else SCORE_SHARE * self.per_token(GRADIENT, width)
+
+    @property
+    def known(self) -> bool:
+        """Whether a time of this node is believed."""
+        return any(times >= SURE for times in self._measured.values())
 
     def copy(self) -> "Speed":
         """As it is now."""

@@ -80,6 +80,10 @@ class Uploads:
         del self._arriving[name, stream]
         return offer, vector.buffer
 
+    def arriving(self, name: str, stop: int) -> list[int]:
+        """The streams of a node's partials, let in, over subtrees whose last leaf is the one before `stop`."""
+        return [key[1] for key, (offer, _) in self._arriving.items() if key[0] == name and offer.stop == stop]
+
     def stalled(self, name: str) -> bool:
         """Whether the node waits for room, and for nothing of its own."""
         return any(key[0] == name for key in self._waiting) and not any(key[0] == name for key in self._arriving)

@@ -9,7 +9,7 @@ from mlxdist.coordinator.patience import Patience
 from mlxdist.coordinator.roster import Node
 from mlxdist.coordinator.rounds import Attempt, Request, Round, begin_round, joined_runs, leaf_tokens
 from mlxdist.coordinator.rules import Rules
-from mlxdist.coordinator.sharing import ALONE_AFTER, Gift, Split, copies, share, spares
+from mlxdist.coordinator.sharing import ALONE_AFTER, Gift, Split, copies, share, too_slow
 from mlxdist.coordinator.speeds import Pacing
 from mlxdist.protocol.errors import MlxdistError, NodeError, NonFiniteError
 from mlxdist.protocol.tree import Span
@@ -17,7 +17,9 @@ from mlxdist.protocol.tree import Span
 FATAL_DEATHS = ALONE_AFTER + 1
 FATAL_NONFINITE = 2
 MOST_ACQUITTALS = 3  # of a leaf: one that silences every node for a while must not go round for ever
-TRIED_AGAIN = 20  # steps after which a node that was left out is measured anew
+TRIED_AGAIN = 20  # steps after which a node that was left out is measured anew, each time
+TRIED_SOON = (2, 4, 8)  # and at first: what left it out may have been noise
+TOLD_AFTER = 3  # steps without a node, until it is said
 
 
 @dataclass
@@ -31,7 +33,7 @@ class Work:
     leaves_recomputed: int = 0  # of the rounds before
     paused: bool = False
     spare: dict[str, int] = field(default_factory=dict)  # nodes that the last steps left out: in how many
-    sentences: deque[tuple[str, str]] = field(default_factory=deque)  # on nodes, to be told
+    left_out: deque[tuple[str, str]] = field(default_factory=deque)  # who costs more than it brings, and why
     _told: set[str] = field(default_factory=set)  # who costs more than it brings
     pacing: Pacing = field(default_factory=Pacing)
     _seconds: dict[str, NodeSeconds] = field(default_factory=dict)
@@ -57,15 +59,16 @@ class Work:
         self.leaves_recomputed += self.round.recomputed + len(self.round.request.leaves)
         self.round = None
 
-    def share_out(self, nodes: Sequence[Node], now: float) -> Iterator[Attempt]:
-        """Give what is pending to the nodes that can work, unless they are too few."""
+    def share_out(self, nodes: Sequence[Node], there: int, now: float) -> Iterator[Attempt]:
+        """Give what is pending to the nodes that can work, unless those that are `there` are too few."""
         if self.round is None or not self.round.pending:
             return
-        self.paused = len(nodes) < self.rules.min_nodes
+        self.paused = there < self.rules.min_nodes
         if self.paused or not nodes:
             return
         request = self.round.request
-        whole = request.verb == "gradient" and self.round.pending == [Span(0, len(request.leaves))]
+        gradient = request.verb == "gradient" and request.only is None
+        whole = gradient and self.round.pending == [Span(0, len(request.leaves))]
         speeds = {node.name: node.speed for node in nodes}
         here = [node.name for node in nodes if node.adapter_here == request.adapter_version]
         self._seconds = self.pacing.seconds(request.verb, request.jobs, speeds, here)
@@ -76,19 +79,23 @@ class Work:
     def _look_at_spares(self, nodes: Sequence[Node]) -> Iterator[Gift]:
         """Count and name the nodes that the step does without; now and then one gets a copy, to be measured anew."""
         assert self.round is not None
-        names = {attempt.node for attempt in self.round.attempts.values()}
+        names = sorted({attempt.node for attempt in self.round.attempts.values()})
         given = {name: joined_runs(attempt.run for attempt in self.round.of(name))[0] for name in names}
-        left = {spare.name: spare for spare in spares(self._seconds, given)}
-        self.spare = {name: self.spare.get(name, 0) + 1 for name in left}
-        for name, spare in left.items():
-            node = next(node for node in nodes if node.name == name)
-            if spare.costs_more and node.tokens_per_second and name not in self._told:
-                self._told.add(name)
-                self.sentences.append((name, spare.sentence(TRIED_AGAIN)))
-            if self.spare[name] % TRIED_AGAIN == 0:
+        self.spare = {name: times for name, times in self.spare.items() if name not in given}
+        for node in [node for node in nodes if node.name not in given]:
+            self.spare[node.name] = self.spare.get(node.name, 0) + 1
+            times = self.spare[node.name]
+            told = times < TOLD_AFTER or node.name in self._told
+            again = times % TRIED_AGAIN == 0 or times in TRIED_SOON
+            if (told and not again) or not (why := too_slow(node.name, self._seconds, given)):
+                continue
+            if not told:
+                self._told.add(node.name)
+                self.left_out.append((node.name, why))
+            if again:
                 node.speed.doubt()
                 missing = [piece for attempt in self.round.attempts.values() for piece in attempt.missing]
-                yield Gift(name, min(missing, key=lambda piece: (len(piece), -piece.start)), copy=True)
+                yield Gift(node.name, min(missing, key=lambda piece: (len(piece), -piece.start)), copy=True)
 
     def copy_late(self, nodes: Sequence[Node], now: float) -> Iterator[Attempt]:
         """Copies of what takes much longer than its node usually needs."""
@@ -110,7 +117,7 @@ class Work:
             node.progressed = now
         attempt = self.round.give(self._attempts, gift.node, gift.run, alone=gift.alone, copy=gift.copy)
         attempt.began = now
-        if node.tokens_per_second and node.name in self._seconds:
+        if node.speed.known and node.name in self._seconds:
             attempt.expected = self._seconds[node.name].of(gift.run) + sum(one.expected for one in before)
         return attempt
 

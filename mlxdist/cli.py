@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -11,6 +12,8 @@ import typer
 from mlxdist import __version__
 from mlxdist.protocol.errors import MlxdistError, UserError
 
+OPEN_FILES = 4096
+
 app = typer.Typer(
     name="mlxdist",
     help="Fine-tune a language model on several Macs, with the numbers of one machine.",
@@ -19,6 +22,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def more_open_files(wanted: int = OPEN_FILES) -> None:
+    """Raise the soft limit of open files as far as the hard one lets it, for this process and what it starts.
+
+    macOS starts programs with 256; a coordinator needs a few per node, and its connections come and go.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def main() -> None:
@@ -65,6 +80,7 @@ def launch(
     from mlxdist.coordinator.config_load import load
     from mlxdist.coordinator.hosts import load_hosts, local_hosts, local_only
 
+    more_open_files()
     if hosts is not None and nodes is not None:
         raise UserError("--nodes counts nodes on this machine and --hosts lists them in a file: give one of the two")
     cluster = load_hosts(hosts) if hosts is not None else local_hosts(nodes or 1)
@@ -88,6 +104,7 @@ def node(
 
     from mlxdist.node.supervisor import main as supervise
 
+    more_open_files()
     endpoint = _endpoint(connect)
     code, reason = supervise(name or socket.gethostname().removesuffix(".local"), endpoint, _seconds(wait), launched)
     if reason:

@@ -6,122 +6,23 @@ the node.
 
 import os
 import platform
-import subprocess
-import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from os import environ, getpid
 
-import msgspec
 import psutil
 
+from mlxdist.node.process import Worker
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.backoff import Backoff
 from mlxdist.protocol.errors import WireError
 from mlxdist.protocol.transport import Link
 from mlxdist.protocol.wire import decode, encode
 
-TAIL_LINES = 20
 ENLIST_SECONDS = 0.5  # between tries to be admitted
 UNANSWERED_BEATS = 8  # until the connection counts as dead: by then this node does so at the coordinator
 ASLEEP_SECONDS = 30.0  # between two looks at the clock, which are otherwise a beat apart, or the end of a worker
-KILL_SECONDS = 5.0  # from asking a worker to end until it is killed
-COMMAND = ("-u", "-m", "mlxdist.node.worker")  # of the interpreter
-
-
-@dataclass
-class Worker:
-    """The worker process, its last lines, and the lines that the coordinator has not seen yet."""
-
-    process: subprocess.Popen[str]
-    tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
-    unseen: deque[str] = field(default_factory=lambda: deque(maxlen=1000))
-    reader: threading.Thread | None = None
-    kill_seconds: float = KILL_SECONDS
-
-    @classmethod
-    def start(cls, environment: Mapping[str, str], command: Sequence[str] = COMMAND) -> "Worker":
-        """Start a worker that waits for its first order."""
-        process = subprocess.Popen(
-            [sys.executable, *command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            env={**environ, **environment},
-        )
-        worker = cls(process)
-        worker.reader = threading.Thread(target=worker._read, daemon=True)
-        worker.reader.start()
-        return worker
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.tail.append(line.rstrip())
-            self.unseen.append(line.rstrip())
-
-    def order(self, endpoint: str, name: str, life: m.Life, memory_limit_bytes: int) -> None:
-        """Send the worker to a coordinator."""
-        assert self.process.stdin is not None
-        order = {"endpoint": endpoint, "name": name, "life": life, "memory_limit_bytes": memory_limit_bytes}
-        line = msgspec.json.encode(order).decode()
-        with suppress(BrokenPipeError):  # it has just ended: the next look at it says why
-            self.process.stdin.write(line + "\n")
-            self.process.stdin.flush()
-
-    def cause_of_exit(self) -> str | None:
-        """Why the worker ended, as a sentence; None while it runs."""
-        code = self.process.poll()
-        if code is None:
-            return None
-        if self.reader is not None:
-            self.reader.join(1.0)
-        return describe_exit(code)
-
-    def stop(self) -> None:
-        """End the worker: the end of its input first, then SIGTERM, and SIGKILL within `KILL_SECONDS`."""
-        assert self.process.stdin is not None
-        for step in (self.process.stdin.close, self.process.terminate, self.process.kill):
-            try:
-                step()
-                self.process.wait(self.kill_seconds / 2)
-            except (subprocess.TimeoutExpired, BrokenPipeError, ProcessLookupError):
-                continue
-            break
-        self.let_go()
-
-    def let_go(self) -> None:
-        """Close the pipes of a worker that has ended."""
-        with suppress(BrokenPipeError):
-            if self.process.stdin is not None:
-                self.process.stdin.close()
-        if self.reader is not None:
-            self.reader.join(1.0)  # it ends with the worker, unless something that the worker started lives on
-            if not self.reader.is_alive() and self.process.stdout is not None:
-                self.process.stdout.close()
-
-    def kill(self) -> None:
-        """End a worker that may not listen any more."""
-        self.process.kill()
-        self.process.wait()
-
-
-def describe_exit(code: int) -> str:
-    """An exit code of a worker as a sentence."""
-    if code >= 0:
-        return f"the worker ended with exit code {code}"
-    reasons = {
-        6: "aborted (SIGABRT; a Metal error prints above)",
-        9: "killed (SIGKILL; out of memory, or by hand)",
-        11: "ended by a crash (SIGSEGV; mlx on Linux ends so when memory runs out)",
-    }
-    return f"the worker was {reasons.get(-code, f'ended by signal {-code}')}"
 
 
 def host_facts() -> dict[str, str]:
@@ -280,11 +181,8 @@ class Supervisor:
             self.resting_until = now + wait
 
     def _pass_on_lines(self, worker: Worker, life: m.Life) -> None:
-        lines: list[str] = []
-        while worker.unseen and len(lines) < 200:
-            lines.append(worker.unseen.popleft())
-        if lines:
-            self._send(m.Log(life, tuple(lines)))
+        if (lines := worker.news()) and not self._send(m.Log(life, tuple(lines))):
+            worker.unsent(lines)
 
 
 def _memory(worker: Worker | None) -> tuple[int, int]:

@@ -42,6 +42,16 @@ class Need:
         unit = "pair" if self.leaf.batches == 2 else "row"
         return f"a {unit}" if self.leaf.rows == 1 else f"{self.leaf.rows} {unit}s"
 
+    @property
+    def doubt(self) -> str | None:
+        """What to say where the prediction rests on nothing measured."""
+        if not self.shape.unmeasured:
+            return None
+        return (
+            f"the memory of a {self.shape.unmeasured} is predicted as a llama's of the same sizes, since none was "
+            "measured: train.report_memory = true shows what a step takes"
+        )
+
     def longest(self, limit: int) -> int:
         """The largest `batch.max_length` in tokens whose leaf fits under `limit`, whatever the settings; 0 for none."""
         positions = largest_length(self.shape, self.leaf, limit - self.model - WORKER_BYTES)

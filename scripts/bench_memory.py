@@ -78,7 +78,41 @@ def measure(method: str, path: str, length: int, free: float) -> dict[str, Any]:
     if path not in (PLAIN, CHECKPOINT):
         predicted = memory.peak(shape, size, segment_size=segment, head_chunk=chunk)
         cell |= {"segment_size": segment, "head_chunk": chunk, "predicted_mb": round(predicted / MB, 1)}
+        if segment == 1:
+            parts = law_bytes(model, one_layer(model, length, HIDDEN), length, size.batches, HIDDEN, chunk, VOCABULARY)
+            cell["law_mb"] = round(parts / MB, 1)
     return cell
+
+
+def one_layer(model: Any, length: int, hidden: int) -> int:
+    """Peak bytes of plain autograd through one layer alone, its activations and gradients: no code of ours."""
+    import mlx.core as mx
+    from mlx.utils import tree_flatten, tree_unflatten
+
+    layer = model.layers[1]
+    mx.eval(model.parameters())
+    names, values = zip(*tree_flatten(layer.trainable_parameters()), strict=True)
+    border = mx.random.normal((1, length, hidden))
+
+    def forward(*arrays: mx.array) -> list[mx.array]:
+        layer.update(tree_unflatten(list(zip(names, arrays[1:], strict=True))))
+        return [layer(arrays[0], "causal")]
+
+    mx.eval(border)
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    _, slopes = mx.vjp(forward, [border, *values], [border])
+    mx.eval(slopes)
+    layer.update(tree_unflatten(list(zip(names, values, strict=True))))
+    return int(mx.get_peak_memory() - before)
+
+
+def law_bytes(model: Any, layer: int, length: int, batches: int, hidden: int, head_chunk: int, vocabulary: int) -> int:
+    """What segments of one layer may hold: one layer's activations, one chunk of logits, the borders, the adapter."""
+    adapter = sum(value.size for value in _trainable(model).values())
+    borders = batches * len(model.layers) * length * hidden
+    return layer + 4 * (head_chunk * vocabulary + borders + adapter)
 
 
 def _seconds(work: Callable[[], object]) -> float:

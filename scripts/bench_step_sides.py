@@ -22,7 +22,7 @@ from mlx_lm.tuner.datasets import CacheDataset, create_dataset
 from mlx_lm.tuner.trainer import TrainingArgs, iterate_batches
 from mlx_lm.utils import load_tokenizer
 
-from mlxdist.coordinator.cluster import Cluster, Rules
+from mlxdist.coordinator.cluster import Cluster
 from mlxdist.coordinator.config import RunConfig
 from mlxdist.coordinator.fleet import Fleet
 from mlxdist.coordinator.hosts import local_hosts
@@ -32,6 +32,7 @@ from mlxdist.coordinator.optimize import Moments, adamw, clip
 from mlxdist.coordinator.order import Step
 from mlxdist.coordinator.rounds import Request
 from mlxdist.coordinator.rows import Rows
+from mlxdist.coordinator.rules import Rules
 from mlxdist.coordinator.sockets import RouterHub
 from mlxdist.coordinator.spec import run_spec
 from mlxdist.node.compute import Computer, add
@@ -134,7 +135,7 @@ def one_node(config: RunConfig, logs: Path) -> Iterator[Fleet]:
         dead_seconds=config.timing.dead_seconds,
     )
     nodes = LocalNodes(logs, config.timing.stop_seconds)
-    fleet = Fleet(Cluster(rules), hub, on_news=lambda news: say(f"{news.name}: {news.message}"), watch=nodes.failure)
+    fleet = Fleet(Cluster(rules), hub, on_news=lambda news: say(f"{news.name}: {news.message}"), watch=nodes.watch)
     try:
         nodes.start(local_hosts(1).nodes, hub.ports[CONTROL])
         fleet.wait_for_nodes(1, 1, config.timing.start_timeout)

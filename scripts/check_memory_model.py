@@ -80,7 +80,7 @@ def measure(architecture: str) -> dict[str, Any]:
             taken = mx.get_peak_memory() - before
             predicted = peak(shape, LeafSize(length, length, adapter=adapter), segment_size=segment, head_chunk=CHUNK)
             ratios[f"{segment or 'off'} {length}"] = round(taken / predicted, 2)
-    return {"architecture": architecture, "heavier": shape.heavier if shape.measured else "?", "ratios": ratios}
+    return {"architecture": architecture, "heavier": "?" if shape.unmeasured else shape.heavier, "ratios": ratios}
 
 
 def measure_apart(architecture: str) -> dict[str, Any]:

@@ -159,17 +159,21 @@ def free_ports() -> int:
 
 @dataclass
 class Events:
-    """A run's events as they are written, each read once."""
+    """A run's events as they are written, each read once; a resumed run's from the beginning, as it wrote them anew."""
 
     path: Path
     told: list[dict[str, Any]] = field(default_factory=list)
     _read: int = 0
+    _file: int = 0
 
     def news(self) -> list[dict[str, Any]]:
         """The events since the last call."""
         fresh: list[dict[str, Any]] = []
         if self.path.exists():
             with self.path.open("rb") as lines:
+                file = os.fstat(lines.fileno()).st_ino
+                if file != self._file:
+                    self._file, self._read, self.told = file, 0, []
                 lines.seek(self._read)
                 for line in lines:
                     if not line.endswith(b"\n"):
@@ -212,7 +216,7 @@ def machine() -> dict[str, Any]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGTERM ends the script as Ctrl-C does, so that nothing stays behind."""
+    """SIGTERM ends the script as Ctrl-C does, so that nothing stays behind; the exit status is 130 then."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -220,6 +224,9 @@ def interruptible() -> Iterator[None]:
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
+    except KeyboardInterrupt:
+        print("interrupted; everything that was started has ended", file=sys.stderr)
+        raise SystemExit(130) from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -80,7 +80,10 @@ class Hurting:
         """Do what is due; the seconds until something else is."""
         while self._due and self._due[0][0] <= self.clock():
             heapq.heappop(self._due)[2]()
-        while len(self.cluster.alive()) + self._coming < NODES:  # one gave up: its workers had ended too often
+        alive = self.cluster.alive()
+        for name in set(self.cluster.nodes) - set(alive):  # it gave up: its workers had ended too often
+            del self.cluster.nodes[name]
+        while len(alive) + self._coming < NODES:
             self._start_later(0.5)
         return min(max(self._due[0][0] - self.clock(), 0.0), 0.05) if self._due else 0.05
 
@@ -148,10 +151,10 @@ class Hurting:
 
     def _start_later(self, seconds: float, name: str = "") -> None:
         self._coming += 1
-        free = next(f"node-{number}" for number in count(1) if f"node-{number}" not in self.cluster.nodes)
 
         def start() -> None:
             self._coming -= 1
-            self.cluster.start_node(name if name and name not in self.cluster.nodes else free)
+            names = (name, *(f"node-{number}" for number in range(1, MOST_NODES + NODES + 1)))
+            self.cluster.start_node(next(one for one in names if one and one not in self.cluster.nodes))
 
         self.later(seconds, start)

@@ -15,6 +15,7 @@ from tests.node_pools import Pools, node_pools
 if TYPE_CHECKING:
     from tests.fault_nodes import FaultNodes
     from tests.fault_runs import Undisturbed
+    from tests.forked_coordinator import Coordinators
 
 # One thread and no TF32: with more threads, or with TF32, the same sum has other bits.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
@@ -39,6 +40,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.model_folder import llama_folder  # brings mlx, which no quick test of the coordinator needs
 
     return llama_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Coordinators]":
+    """Starts coordinators over two nodes, a and b, which a person would have started by hand."""
+    from tests.fault_nodes import fault_nodes
+    from tests.forked_coordinator import coordinators
+    from tests.node_pools import start_node
+
+    folder = tmp_path_factory.mktemp("launcher")
+    with fault_nodes(folder) as nodes, coordinators(folder, nodes) as launcher:
+        for name in ("a", "b"):
+            nodes.processes[name] = start_node(nodes.port, name, nodes.logs)
+        yield launcher
 
 
 @pytest.fixture(scope="session")

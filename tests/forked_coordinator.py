@@ -19,8 +19,9 @@ from mlxdist.coordinator.config import RunConfig
 from mlxdist.coordinator.config_load import load
 from mlxdist.coordinator.hosts import CoordinatorHost, Hosts
 from mlxdist.protocol.errors import MlxdistError
+from tests.fault_nodes import FaultNodes
 
-ENDED_SECONDS = 60.0
+ENDED_SECONDS = 120.0
 
 
 @dataclass
@@ -56,21 +57,21 @@ class Coordinator:
 
 @dataclass
 class Coordinators:
-    """Starts coordinators over nodes at `port`; each life's words go to a file in `folder`."""
+    """Starts coordinators over nodes that were started by hand; each life's words go to a file in `folder`."""
 
     folder: Path
-    port: int
+    nodes: FaultNodes
     process: "subprocess.Popen[str]"
     lives: list[Coordinator] = field(default_factory=list)
 
     def start(
-        self, config: Path, *, resume: bool = False, min_nodes: int = 1, file_limit: int = 0, sets: tuple[str, ...] = ()
+        self, config: Path, *, resume: bool = False, min_nodes: int = 1, sets: tuple[str, ...] = ()
     ) -> Coordinator:
-        """A new coordinator on the run file `config`. `file_limit`: bytes that a file of its may have; 0: no limit."""
+        """A new coordinator on the run file `config`."""
         number = len(self.lives)
         said, status = self.folder / f"life-{number}.txt", self.folder / f"life-{number}.status"
-        order = {"config": str(config), "sets": sets, "resume": resume, "port": self.port, "min_nodes": min_nodes}
-        order |= {"said": str(said), "status": str(status), "file_limit": file_limit}
+        order = {"config": str(config), "sets": sets, "resume": resume, "port": self.nodes.port}
+        order |= {"min_nodes": min_nodes, "said": str(said), "status": str(status)}
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(json.dumps(order) + "\n")
@@ -80,8 +81,8 @@ class Coordinators:
 
 
 @contextmanager
-def coordinators(folder: Path, port: int) -> Iterator[Coordinators]:
-    """Coordinators for nodes at `port`, all gone when the block ends."""
+def coordinators(folder: Path, nodes: FaultNodes) -> Iterator[Coordinators]:
+    """Coordinators for `nodes`, all gone when the block ends."""
     folder.mkdir(parents=True, exist_ok=True)
     with subprocess.Popen(
         [sys.executable, "-m", "tests.forked_coordinator"],
@@ -90,7 +91,7 @@ def coordinators(folder: Path, port: int) -> Iterator[Coordinators]:
         text=True,
         env={**os.environ, "TOKENIZERS_PARALLELISM": "false", "MLXDIST_PLAIN": "1"},
     ) as process:
-        all_of_them = Coordinators(folder, port, process)
+        all_of_them = Coordinators(folder, nodes, process)
         try:
             yield all_of_them
         finally:
@@ -136,8 +137,6 @@ def main() -> None:
 
 def _live(order: dict[str, object]) -> None:
     """The forked process: one coordinator from its first to its last breath."""
-    import resource
-
     from mlxdist.coordinator.run import run
 
     code = 70  # a traceback
@@ -145,8 +144,6 @@ def _live(order: dict[str, object]) -> None:
         os.dup2(said.fileno(), 1)
         os.dup2(said.fileno(), 2)
         os.close(0)
-        if limit := int(str(order["file_limit"])):
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
         try:
             sets = order["sets"]
             assert isinstance(sets, list)

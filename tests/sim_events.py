@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from tests.sim_nodes import MOST_LEAVES, SimSupervisor, SimWorker, Wire
+from tests.sim_nodes import MOST_LEAVES, Wire
 from tests.sim_world import World
 
 T = TypeVar("T")

@@ -12,6 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from mlxdist.coordinator.assign import NodeSeconds
 from mlxdist.coordinator.cluster import Cluster
 from mlxdist.coordinator.fleet import Fleet
 from mlxdist.coordinator.rounds import Request
@@ -19,7 +20,7 @@ from mlxdist.coordinator.rules import Rules
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import MlxdistError, NodeError, NonFiniteError
 from mlxdist.protocol.states import NodeState
-from mlxdist.protocol.transport import CONTROL, DATA, Parcel
+from mlxdist.protocol.transport import CONTROL, DATA, PROBE, Parcel, is_probe
 from mlxdist.protocol.tree import Span, TreeSum
 from mlxdist.protocol.vectors import Vector
 from mlxdist.protocol.wire import decode
@@ -27,6 +28,7 @@ from tests.scripted_node import SPEC, VERSIONS, leaf_of, state_of
 from tests.sim_nodes import ELEMENTS, Move, SimSupervisor, SimWorker, Wire, gradient_of, numbers_of
 
 TICK = 1.0  # seconds; shorter than a beat
+LATELY = 200  # messages that may be said again
 TIME_SHARE = 0.04  # of the moves of a flow: a second passes
 CALM_SECONDS = 900.0  # within which a round ends when nothing is wrong any more: every deadline and wait, several times
 REFERENCE = 7.0
@@ -60,7 +62,7 @@ class World:
         self.offers: dict[tuple[m.Life, int], m.VectorOffer] = {}
         self.disturbed: set[str] = set()  # names of nodes whose wires lost or damaged something
         self.news: list[str] = []
-        self.said: list[tuple[str, bytes, Sequence[bytes]]] = []
+        self.said: list[tuple[str, bytes, m.Message, Sequence[bytes]]] = []
         self.step, self.leaves, self.incarnation, self._pids = 0, 0, 0, 0
         self.total: TreeSum[Vector] | None = None
         self.fetched: list[tuple[Span, Vector]] = []
@@ -100,16 +102,18 @@ class World:
         """It was killed, and resumes the step; all connections break."""
         for wire in self.wires:
             wire.lose_all()
+            wire.closed = True
+        self.mend()
         self._begin_life()
         if self.in_step:
             self._request("score" if self.scored else "gradient")
         self.pump()
 
-    def _split(self, costs: Sequence[float], speeds: Mapping[str, float], partial_seconds: float) -> dict[str, Span]:
+    def _split(self, seconds: Mapping[str, NodeSeconds]) -> dict[str, Span]:
         """Worse than any good assignment: runs of many subtrees, nodes without work."""
-        edges = [0, *sorted(min(cut, len(costs)) for cut in self.cuts[: len(speeds) - 1]), len(costs)]
+        edges = [0, *sorted(min(cut, self.leaves) for cut in self.cuts[: len(seconds) - 1]), self.leaves]
         runs = (Span(start, stop) for start, stop in pairwise(edges))
-        return {name: run for name, run in zip(speeds, runs, strict=False) if len(run)}
+        return {name: run for name, run in zip(seconds, runs, strict=False) if len(run)}
 
     def begin_step(self, leaves: int) -> None:
         """The next step's first request."""
@@ -165,7 +169,8 @@ class World:
         assert current is not None
         for leaf, numbers in enumerate(current.numbers_in_row_order()):
             wanted = numbers_of(leaf, self.step, self.adapter, self.reference)
-            assert numbers.tolist() == [wanted.tolist()], f"the row numbers of leaf {leaf} are others"
+            found = numbers.tolist()
+            assert found == [wanted.tolist()], f"the row numbers of leaf {leaf} are {found}, not {wanted.tolist()}"
         if self.total is None:
             self._request("gradient")
             return
@@ -246,7 +251,9 @@ class World:
     def break_wire(self, wire: Wire, *, back: bool) -> None:
         """A connection breaks with all that is under way on it; `back`: it is there again at once."""
         wire.lose_all()
-        wire.closed = not back
+        wire.closed = True
+        if back:
+            self._reconnect(wire)
         for one in self.supervisors:
             if wire in self.wires_of(one):
                 self._disturb(one)
@@ -259,9 +266,18 @@ class World:
     def mend(self) -> None:
         """All connections are there again."""
         for wire in self.wires:
-            wire.cut_up = wire.cut_down = wire.closed = False
+            wire.cut_up = wire.cut_down = False
+            if wire.closed:
+                self._reconnect(wire)
+
+    def _reconnect(self, wire: Wire) -> None:
+        """A worker's new connection begins with a probe."""
+        wire.closed = False
+        if wire.channel == DATA and not wire.ended:
+            wire.up.append(list(PROBE))
         for worker in self.workers():
-            worker.flush()
+            if worker.wire is wire:
+                worker.flush()
 
     def kill_worker(self, worker: SimWorker, which: int) -> None:
         """It ends, and the last of what it had sent with it."""
@@ -290,16 +306,16 @@ class World:
         self._bury()
 
     def say_again(self, which: int, *, stranger: bool) -> None:
-        """Something that was once said arrives again, if its life is over or it comes from a stranger's connection."""
-        if not self.said:
-            return
-        channel, peer, frames = self.said[which % len(self.said)]
-        message, _ = decode(list(frames))
-        if stranger and channel == DATA and not isinstance(message, m.Hello):
-            peer = b"stranger"
-        elif any(node.life == getattr(message, "life", node.life) for node in self.cluster.nodes.values()):
-            return
-        self.post(channel, peer, frames)
+        """Something that was said lately arrives again: from a stranger's connection, or because its time is over."""
+        lately = self.said[-LATELY:]
+        if stranger:
+            found = [(DATA, b"stranger", message, frames) for channel, _, message, frames in lately if channel == DATA]
+            found = [one for one in found if not isinstance(one[2], m.Hello)]
+        else:
+            found = [one for one in lately if self._stale(*one[:3])]
+        if found:
+            channel, peer, _, frames = found[which % len(found)]
+            self.post(channel, peer, frames)
 
     # ---- moves
 
@@ -374,9 +390,13 @@ class World:
 
     def post(self, channel: str, peer: bytes, frames: Sequence[bytes]) -> None:
         """A message, from whomever."""
-        message, _ = decode(list(frames))
-        self.said.append((channel, peer, frames))
         self.pump()  # what the time brings is not the message's doing
+        if is_probe(list(frames)):
+            self.inbox.append(Parcel(channel, peer, list(frames)))
+            self.pump()
+            return
+        message, _ = decode(list(frames))
+        self.said.append((channel, peer, message, frames))
         if isinstance(message, m.VectorOffer):
             self.offers[message.life, message.stream] = message
         stale = self._stale(channel, peer, message)
@@ -480,7 +500,8 @@ class World:
         for attempt in current.attempts.values() if current is not None else ():
             node = self.cluster.nodes[attempt.node]
             can = node.state in (NodeState.READY, NodeState.BUSY, NodeState.SUSPECT)
-            assert can and not node.spent, f"{node.name} is {node.state.value} and has {attempt}"
+            assert can, f"{node.name} is {node.state.value} and has {attempt}"
+            assert not node.spent, f"{node.name}'s worker has ended and has {attempt}"
             assert not attempt.alone or current is None or current.of(node.name) == [attempt], "not alone"
 
     def _memory_is_bounded(self) -> None:
@@ -514,7 +535,7 @@ class World:
         self._until(self._all_work, "not everybody works again")
 
     def _all_work(self) -> bool:
-        names = {one.name for one in self.supervisors} - self.disturbed
+        names = {one.name for one in self.supervisors}
         return names <= {node.name for node in self.cluster.ready()}
 
     def _until(self, done: Callable[[], bool], what: str) -> None:
@@ -534,7 +555,7 @@ class World:
 
 
 def _is_block(frames: Sequence[bytes]) -> bool:
-    return isinstance(decode(list(frames))[0], m.VectorBlock)
+    return not is_probe(list(frames)) and isinstance(decode(list(frames))[0], m.VectorBlock)
 
 
 def _damaged(frames: Sequence[bytes]) -> list[bytes]:

@@ -30,12 +30,14 @@ from mlxdist.node.engine import Engine, Offer, Say
 from mlxdist.node.session import Session, Work
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import NodeError
+from mlxdist.protocol.transport import CONTROL
 from mlxdist.protocol.tree import Span
 from mlxdist.protocol.vectors import BLOCK_ELEMENTS, Vector
 from tests.memory_fleet import ListRows, make_row, memory_cluster
 from tests.model_folder import VOCABULARY
 from tests.preference_cases import case_of
 from tests.preference_runs import train_here
+from tests.scripted_node import Bench, ScriptedNode
 from tests.silent import Silent
 
 # ---- which leaves
@@ -287,6 +289,18 @@ def test_two_nodes_that_both_insist_stop_the_run_with_both_names(
         trained([engines[0], Flipping(engines[1], *range(1, 100), bit=30)], 1.0)
     assert "leaf" in str(told.value)
     assert "rows" in str(told.value)
+
+
+def test_a_node_that_was_put_out_is_told_why_and_not_admitted_again() -> None:
+    bench = Bench()
+    good, bad = bench.ready("good", "bad")
+    bench.cluster.members.quarantine(bench.cluster.nodes["bad"], "its numbers are wrong")
+    bench.collect()
+    assert [refusal.reason for refusal in bad.heard(m.Refuse, CONTROL)] == ["its numbers are wrong"]
+    again = ScriptedNode(bench, "bad", pid=2)
+    again.enlist()
+    assert [refusal.reason for refusal in again.heard(m.Refuse, CONTROL)] == ["its numbers are wrong"]
+    assert (good.state, bad.state, bench.failure) == ("ready", "left", "")
 
 
 def test_one_node_alone_is_not_audited_and_that_is_said() -> None:

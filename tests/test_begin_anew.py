@@ -12,7 +12,8 @@ import psutil
 import pytest
 
 from mlxdist.node import supervisor as supervisors
-from mlxdist.node.supervisor import Supervisor, Worker
+from mlxdist.node.process import KILL_SECONDS, Worker
+from mlxdist.node.supervisor import Supervisor
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.transport import CONTROL, DATA, PROBE, MemoryHub, Parcel
 from mlxdist.protocol.tree import Span
@@ -224,7 +225,7 @@ def test_a_node_whose_launcher_is_gone_leaves_even_with_a_worker_that_hears_noth
 
 
 def test_all_that_a_node_waits_for_when_it_leaves_is_less_than_ten_seconds() -> None:
-    assert supervisors.KILL_SECONDS + 0.5 + 1.0 < 10.0  # the worker, one poll of the link, and ends
+    assert KILL_SECONDS + 0.5 + 1.0 < 10.0  # the worker, one poll of the link, and ends
 
 
 @pytest.mark.slow

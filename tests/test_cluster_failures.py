@@ -213,7 +213,7 @@ def test_a_coordinator_that_slept_holds_nobodys_silence_against_them() -> None:
     bench = Bench()
     node, _ = working(bench, "mini-1", "mini-2")
     bench.now += 8 * 3600.0
-    bench.cluster.slept(8 * 3600.0, bench.now)
+    bench.cluster.slept(8 * 3600.0, 0.0, bench.now)
     bench.tick(0.5)
     assert (node.state, node.work) == ("busy", [Span(0, 2)])
 

@@ -182,7 +182,8 @@ def copied(bench: Bench) -> tuple[ScriptedNode, ScriptedNode]:
     """Leaf 0 is late on the one node and in work on the other one too."""
     slow, fast = bench.ready("slow", "fast")
     for node in bench.cluster.nodes.values():
-        node.speed.leaf("gradient", (8, 8), 1.0)
+        for _ in range(2):
+            node.speed.leaf("gradient", (8, 8), 1.0)
     bench.cluster.set_adapter(3, PARTIAL)
     bench.begin(request_of(1))
     if not slow.work:

@@ -4,17 +4,14 @@ import hashlib
 import json
 import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tests.fault_nodes import FaultNodes, fault_nodes
 from tests.fault_runs import data_folder, events, sha
-from tests.forked_coordinator import Coordinator, Coordinators, coordinators
-from tests.node_pools import start_node
+from tests.forked_coordinator import Coordinator, Coordinators
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -37,30 +34,9 @@ save_every = 1
 keep_checkpoints = 5
 [timing]
 beat_seconds = 0.1
-suspect_seconds = 0.4
-return_seconds = 0.25
-dead_seconds = 1.0
-progress_seconds = 1.5
-restart_seconds = 0.05
-stop_seconds = 0.5
 """
 TIMED = ("time", "wall_seconds", "seconds", "tokens_per_second", "all_tokens_per_second", "peak_gb", "message")
-
-
-@pytest.fixture(scope="module")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultNodes]:
-    """Two nodes, started by hand, that live through every life of every coordinator."""
-    with fault_nodes(tmp_path_factory.mktemp("nodes")) as nodes:
-        for name in ("a", "b"):
-            nodes.processes[name] = start_node(nodes.port, name, nodes.logs)
-        yield nodes
-
-
-@pytest.fixture(scope="module")
-def launcher(nodes: FaultNodes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinators]:
-    """Starts coordinators over the two nodes."""
-    with coordinators(tmp_path_factory.mktemp("coordinators"), nodes.port) as launcher:
-        yield launcher
+TIMED += ("disturbed", "leaves_recomputed", "seconds_paused")  # what it cost
 
 
 def write_run(folder: Path, model: Path, output: Path) -> Path:
@@ -97,12 +73,12 @@ def wait_for_steps(coordinator: Coordinator, output: Path, steps: int) -> None:
 
 
 def test_a_run_whose_coordinator_is_killed_twenty_times_is_the_run_that_nothing_happened_to(
-    nodes: FaultNodes, launcher: Coordinators, model: Path, tmp_path: Path
+    launcher: Coordinators, model: Path, tmp_path: Path
 ) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     undisturbed = launcher.start(write_run(tmp_path, model, whole))
     assert undisturbed.wait() == 0, undisturbed.said.read_text()
-    workers = {name: nodes.worker(name).pid for name in ("a", "b")}
+    workers = {name: launcher.nodes.worker(name).pid for name in ("a", "b")}
     run, chance, kills, lives = write_run(tmp_path, model, killed), random.Random(6), 0, 0
     while kills < KILLS:
         lives += 1
@@ -137,7 +113,7 @@ def test_a_run_whose_coordinator_is_killed_twenty_times_is_the_run_that_nothing_
     assert not [path for path in killed.rglob(".*.aside")]
 
     # The nodes that a person had started lived through it all, and loaded the model once.
-    assert {name: nodes.worker(name).pid for name in ("a", "b")} == workers
+    assert {name: launcher.nodes.worker(name).pid for name in ("a", "b")} == workers
     for name in ("a", "b"):
         told = [event["message"] for event in events(killed, "node") if event["name"] == name]
         assert "the model is still loaded" in told

@@ -17,6 +17,7 @@ from mlxdist.protocol.memory import (
     peak,
     shape_of,
 )
+from scripts.bench_memory import law_bytes, one_layer
 from scripts.plain_gradient import padded_rows
 from scripts.tiny_architectures import add_lora, tiny_model
 
@@ -80,6 +81,22 @@ def test_peak_memory_is_as_predicted_within_a_fifth(segment_size: int, batches: 
     assert 0.8 < above / predicted < 1.2
 
 
+@pytest.mark.parametrize("batches", [1, 2])
+@pytest.mark.parametrize(("length", "chunk"), [(256, 128), (512, 32)])
+def test_a_segment_of_one_layer_holds_no_more_than_a_layer_a_chunk_the_borders_and_the_adapter(
+    batches: int, length: int, chunk: int
+) -> None:
+    """Against one layer under plain autograd, measured alone."""
+    above, _ = measured(1, batches, False, length, chunk)
+    model = tiny_model("llama", **CONFIG)
+    add_lora(model, rank=8)
+    layer = one_layer(model, length, hidden=128)
+    parts = law_bytes(model, layer, length, batches, hidden=128, head_chunk=chunk, vocabulary=8192)
+    assert above < 1.2 * parts
+    whole, _ = measured(WHOLE_GRAPH, batches, False, length, chunk)
+    assert whole > 1.2 * parts
+
+
 def test_a_chunk_of_logits_is_all_that_the_head_holds() -> None:
     small, _ = measured(1, 1, False, length=384, chunk=8)
     large, _ = measured(1, 1, False, length=384, chunk=384)
@@ -132,7 +149,7 @@ def test_scores_come_to_dominate_with_the_length() -> None:
         (CONFIG, ModelShape(6, 128, 4, 128, 64, 384, 8192, half=False)),
         (
             {"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 3, "vocab_size": 100},
-            ModelShape(3, 64, 4, 64, 64, 256, 100, half=True),
+            ModelShape(3, 64, 4, 64, 64, 256, 100, half=True, unmeasured="gpt2"),
         ),
         (
             {
@@ -149,7 +166,7 @@ def test_scores_come_to_dominate_with_the_length() -> None:
                 },
                 "torch_dtype": "bfloat16",
             },
-            ModelShape(5, 64, 8, 256, 32, 128, 100, half=True, heavier=1.6),
+            ModelShape(5, 64, 8, 256, 32, 128, 100, half=True, heavier=1.7),
         ),
         (
             {
@@ -164,6 +181,21 @@ def test_scores_come_to_dominate_with_the_length() -> None:
                 "vocab_size": 100,
             },
             ModelShape(5, 64, 4, 64, 64, 256, 100, half=True),
+        ),
+        (
+            {
+                "model_type": "qwen3_next",
+                "hidden_size": 64,
+                "num_attention_heads": 4,
+                "num_hidden_layers": 8,
+                "intermediate_size": 128,
+                "vocab_size": 100,
+                "full_attention_interval": 4,
+                "linear_num_value_heads": 8,
+                "linear_key_head_dim": 16,
+                "linear_value_head_dim": 32,
+            },
+            ModelShape(8, 64, 4, 64, 64, 128, 100, half=True, state_layers=6, state=4096, state_values=256),
         ),
     ],
 )

@@ -29,7 +29,7 @@ PARTIAL_BYTES = 4 * 928 * HEAVY_RANK  # the tiny llama's adapter has 928 element
 DIRECTIONS = [pytest.param((UP, DOWN), id="both"), pytest.param((UP,), id="up"), pytest.param((DOWN,), id="down")]
 WAIT_SECONDS = 100.0  # for what is to happen in a run
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 slow = pytest.mark.slow
 
 
@@ -53,7 +53,7 @@ def cables(nodes: OfficeNodes) -> Iterator[OfficeNodes]:
 
 def kto(model: Path, folder: Path) -> RunConfig:
     """The run that most tests disturb."""
-    return config_of(model, folder, "kto", steps=12, timing=TIMING)
+    return config_of(model, folder, "kto", steps=9, timing=TIMING)
 
 
 def heavy(model: Path, folder: Path) -> RunConfig:

@@ -14,7 +14,7 @@ SHORT, LONG = (100, 100), (1000, 1000)  # tokens and width of a leaf
 
 def speed_of(tokens_per_second: float = 0.0, up: float = 0.0, down: float = 0.0) -> Speed:
     speed = Speed()
-    if tokens_per_second:
+    for _ in range(2 if tokens_per_second else 0):
         speed.leaf("gradient", SHORT, SHORT[0] / tokens_per_second)
     speed.sent_up(up)
     speed.sent_down(down)
@@ -41,6 +41,7 @@ def test_later_measurements_move_an_estimate_slowly() -> None:
 def test_the_first_leaf_of_a_width_is_forgotten_when_the_second_is_faster() -> None:
     speed = Speed()
     speed.leaf("gradient", SHORT, 9.0)  # kernels were compiled
+    assert speed.per_token("gradient", 100) == 0  # not believed yet
     speed.leaf("gradient", SHORT, 1.0)
     assert speed.per_token("gradient", 100) == pytest.approx(1 / 100)
     assert speed.tokens_per_second == pytest.approx(100)
@@ -48,8 +49,9 @@ def test_the_first_leaf_of_a_width_is_forgotten_when_the_second_is_faster() -> N
 
 def test_each_width_has_its_own_speed_and_an_unknown_one_that_of_the_nearest() -> None:
     speed = Speed()
-    speed.leaf("gradient", SHORT, 1.0)
-    speed.leaf("gradient", LONG, 40.0)
+    for _ in range(2):
+        speed.leaf("gradient", SHORT, 1.0)
+        speed.leaf("gradient", LONG, 40.0)
     assert speed.per_token("gradient", 100) == pytest.approx(0.01)
     assert speed.per_token("gradient", 1000) == pytest.approx(0.04)
     assert speed.per_token("gradient", 8000) == pytest.approx(0.04)
@@ -59,6 +61,7 @@ def test_each_width_has_its_own_speed_and_an_unknown_one_that_of_the_nearest() -
 def test_a_score_is_a_third_of_a_gradient_until_it_is_measured() -> None:
     speed = speed_of(100.0)
     assert speed.per_token("score", 100) == pytest.approx(0.01 / 3)
+    speed.leaf("score", SHORT, 0.5)
     speed.leaf("score", SHORT, 0.5)
     assert speed.per_token("score", 100) == pytest.approx(0.005)
     assert speed.tokens_per_second == 100

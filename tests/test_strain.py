@@ -7,8 +7,8 @@ import pytest
 
 from mlxdist.coordinator.node_memory import at_work
 from mlxdist.node.limits import memory_limits
+from mlxdist.node.process import describe_exit
 from mlxdist.node.strain import SwapWatch, named_out_of_memory
-from mlxdist.node.supervisor import describe_exit
 from mlxdist.protocol.errors import NodeError
 from mlxdist.protocol.leaves import Leaf, Row
 

@@ -21,13 +21,16 @@ from mlxdist.node.strain import SwapWatch
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.manifest import Manifest
+from mlxdist.protocol.transport import CONTROL
 from mlxdist.protocol.tree import Span, fold, fold_span, left_of_last
 from mlxdist.protocol.vectors import BLOCK_ELEMENTS, WINDOW, OutgoingVector, Vector, block_count, digest
 from mlxdist.protocol.wire import Frames
+from tests.fault_proxy import DOWN, UP, Proxy
 from tests.model_folder import llama_folder
+from tests.node_pools import free_ports
 from tests.scripted_node import PARTIAL, Bench, working
 from tests.test_session import LIFE, Session, new_session, said, task_of, tell
-from tests.thread_nodes import LEAVES, config_of, request
+from tests.thread_nodes import HERE, LEAVES, config_of, request, start_coordinator, thread_nodes
 from tests.wired_nodes import Wires, cluster_for
 
 LAYERS = 3
@@ -465,3 +468,23 @@ def test_a_partial_is_withdrawn_before_the_coordinator_hears_of_the_fault(wired:
     with pytest.raises(NotNeededError):
         assignment.run()
     assert order == ["grown"] * (LAYERS - 1) + ["withdrawn", "Fault"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_over_loopback_a_reset_in_mid_stream_changes_no_bit(three_layers: Path, expected: dict[int, bytes]) -> None:
+    port = free_ports()
+    proxy = Proxy(port).start()
+    coordinator = start_coordinator(config_of(three_layers, segment_size=1, rank=RANK), port)
+    reset = proxy.when(UP, lambda message: isinstance(message, m.VectorBlock), lambda seen: proxy.cut())
+    try:
+        with thread_nodes(("a", HERE, proxy.ports[CONTROL]), ("b", HERE, port)):
+            coordinator.send_adapter()
+            coordinator.fleet.wait_for_nodes(2, 2, 60.0)
+            for step in (1, 2, 3):
+                assert coordinator.gradient(step).tobytes() == expected[LEAVES]
+            assert reset.fired.is_set()
+            assert not proxy.saw(DOWN, m.Restart)
+            coordinator.fleet.close("the test is over")
+    finally:
+        proxy.close()

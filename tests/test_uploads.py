@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlxdist.coordinator.assign import NodeSeconds
 from mlxdist.coordinator.rounds import Request
 from mlxdist.coordinator.uploads import Uploads
 from mlxdist.node.session import ComputeCanary, ComputeLeaves, LoadModel, Session
@@ -93,7 +94,7 @@ class Race:
 
     def __init__(self, nodes: int) -> None:
         self.cluster = new_cluster()
-        self.cluster.split = self.split
+        self.cluster.work.split = self.split
         self.cuts: Sequence[int] = ()
         self.nodes = {f"node-{index}": RacingNode(f"node-{index}") for index in range(nodes)}
         self.fetched: list[tuple[Span, Vector]] = []
@@ -107,10 +108,11 @@ class Race:
                 move()
         assert all(node.works for node in self.cluster.nodes.values())
 
-    def split(self, costs: Sequence[float], speeds: Mapping[str, float], partial_seconds: float) -> dict[str, Span]:
-        edges = [0, *sorted(min(cut, len(costs)) for cut in self.cuts), len(costs)]
+    def split(self, seconds: Mapping[str, NodeSeconds]) -> dict[str, Span]:
+        total = len(next(iter(seconds.values())).leaves)
+        edges = [0, *sorted(min(cut, total) for cut in self.cuts), total]
         runs = (Span(start, stop) for start, stop in pairwise(edges))
-        return {name: run for name, run in zip(speeds, runs, strict=True) if len(run)}
+        return {name: run for name, run in zip(seconds, runs, strict=True) if len(run)}
 
     def add(self, left: Vector, right: Vector) -> Vector:
         np.add(left, right, out=left)

@@ -24,8 +24,9 @@ from mlxdist.coordinator.sockets import RouterHub
 from mlxdist.coordinator.spec import run_spec
 from mlxdist.node.engine import Engine, versions
 from mlxdist.node.model import LoadedModel
+from mlxdist.node.process import Worker
 from mlxdist.node.sockets import DealerLink
-from mlxdist.node.supervisor import Supervisor, Worker
+from mlxdist.node.supervisor import Supervisor
 from mlxdist.node.worker import Order, serve
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import messages as m
