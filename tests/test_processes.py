@@ -225,7 +225,7 @@ def test_no_process_outlives_a_killed_coordinator(model: Path, data: Path, tmp_p
 
 
 @pytest.mark.parametrize("victim", ["supervisor", "worker"])
-def test_a_killed_process_of_a_node_ends_the_run_with_its_name(
+def test_a_killed_process_of_a_launched_node_is_started_again_and_the_run_goes_on(
     victim: str, model: Path, data: Path, tmp_path: Path
 ) -> None:
     process = start(tmp_path, model=model, data=data, nodes=2)
@@ -234,10 +234,14 @@ def test_a_killed_process_of_a_node_ends_the_run_with_its_name(
     workers = [one for one in everyone if "mlxdist.node.worker" in one.cmdline()]
     supervisors = [one for one in everyone if "node" in one.cmdline()]
     (workers if victim == "worker" else supervisors)[0].kill()
+    told = read_until(process, r"localhost(-2)?: ready")
+    assert re.search(r"localhost(-2)?: .*(SIGKILL|its supervisor ended|connection was closed)", told), told
+    assert "step " in read_until(process, r"step \d+ of")
+    everyone += family(process)
+    process.send_signal(signal.SIGINT)
     rest = process.communicate(timeout=60)[0]
-    assert process.returncode == 1, rest
-    assert re.search(r"mlxdist: localhost(-2)?: ", rest), rest
-    assert "Traceback" not in rest
+    assert process.returncode == 130, rest
+    assert "Traceback" not in told + rest
     assert gone(everyone) == []
 
 
