@@ -11,6 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
+from mlxdist.coordinator.hosts import local_hosts
+from mlxdist.coordinator.launch import LocalNodes
 from mlxdist.coordinator.node_log import append_line
 from mlxdist.node.engine import Engine, Offer, Say
 from mlxdist.node.process import LINE_CHARS, UNSEEN_LINES, Worker
@@ -199,3 +201,17 @@ def settled(process: psutil.Process, expected: int = 0) -> int:
         quiet = 0 if now < lowest else quiet + 1
         lowest = min(lowest, now)
     return lowest
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+def test_nodes_that_hang_are_gone_when_the_coordinator_has_stopped_them(tmp_path: Path) -> None:
+    """The end of their input, SIGTERM and SIGCONT are nothing to a process that stands still: SIGKILL is what counts."""
+    nodes = LocalNodes(tmp_path, stop_seconds=0.2)
+    nodes.start(local_hosts(3).nodes, free_ports())
+    hung = [psutil.Process(process.pid) for process in nodes.processes.values()]
+    for process in hung[:2]:  # the third one leaves by itself
+        process.suspend()
+    nodes.stop()
+    assert not any(process.is_running() for process in hung)
+    assert not nodes.processes
