@@ -206,7 +206,7 @@ def settled(process: psutil.Process, expected: int = 0) -> int:
 @pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_nodes_that_hang_are_gone_when_the_coordinator_has_stopped_them(tmp_path: Path) -> None:
-    """The end of their input, SIGTERM and SIGCONT are nothing to a process that stands still: SIGKILL is what counts."""
+    """The end of their input and SIGTERM are nothing to a process that stands still: SIGKILL is what counts."""
     nodes = LocalNodes(tmp_path, stop_seconds=0.2)
     nodes.start(local_hosts(3).nodes, free_ports())
     hung = [psutil.Process(process.pid) for process in nodes.processes.values()]
