@@ -68,7 +68,7 @@ def sha(path: Path) -> str:
 def events(output: Path, kind: str) -> list[dict[str, object]]:
     """The events of a kind, without what differs from one run to the next."""
     lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
-    timed = ("time", "second", "message", "peak")
+    timed = ("time", "second", "message", "peak", "disturbed", "recomputed")
     return [
         {key: value for key, value in line.items() if not any(word in key for word in timed)}
         for line in lines
