@@ -5,27 +5,25 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import SystemRandom
 
 from mlxdist.coordinator.hosts import CoordinatorHost, Hosts
 
 
 def free_ports() -> int:
-    """A port that is free together with the next one."""
+    """A port that is free together with the next one.
+
+    Below those that systems lend to outgoing connections: such a one could be lent while no coordinator listens.
+    """
     while True:
-        with socket.socket() as first:
-            first.bind(("127.0.0.1", 0))
-            port = first.getsockname()[1]
-            if port >= 65000:
-                continue
-            with socket.socket() as second:
-                try:
-                    second.bind(("127.0.0.1", port + 1))
-                except OSError:
-                    continue
-                return int(port)
+        port = SystemRandom().randrange(20_000, 32_000, 2)
+        with socket.socket() as first, socket.socket() as second, suppress(OSError):
+            first.bind(("127.0.0.1", port))
+            second.bind(("127.0.0.1", port + 1))
+            return port
 
 
 @dataclass
