@@ -195,7 +195,7 @@ class Cluster:
         self.now = now
         self.members.tick(now)
         for node in list(self.nodes.values()):
-            if self._uploads.stalled(node.name):
+            if self._uploads.stalled(node.name) and self._in_work(node) is None:
                 node.progressed = now  # it waits for us
             if not node.gone and not node.spent and (idle := self.work.stuck(node, now)) is not None:
                 self.members.restart_worker(node, f"it did nothing for {idle:.3g} s")

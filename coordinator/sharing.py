@@ -38,14 +38,17 @@ def share(
 ) -> Iterator[Gift]:
     """Gifts of what is pending, to nodes that can work. What finds no node now stays pending."""
     idle = [node for node in nodes if round_.finished(node.name)]
+    # One whose partials wait for room has nothing in work, and may wait for the very leaf that is to go alone.
+    resting = [node for node in nodes if round_.in_work(node.name) is None]
     runs, able = list(round_.pending), list(nodes)
     for leaf in suspicious(round_):
         alone = Span(leaf, leaf + 1)
         runs = [rest for run in runs for rest in without(run, alone)]
         failed = round_.nonfinite.get(leaf, [])
         others = [node for node in able if node.name not in failed] or able  # one node: once more there
-        if taker := next((node for node in idle if node in others), None):
-            idle.remove(taker)
+        if taker := next((node for node in sorted(resting, key=lambda node: node not in idle) if node in others), None):
+            resting.remove(taker)
+            idle = [node for node in idle if node is not taker]
             yield Gift(taker.name, alone, alone=True)
             nodes = [node for node in nodes if node is not taker]
     takers = [node for node in nodes if not any(attempt.alone for attempt in round_.of(node.name))]

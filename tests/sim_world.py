@@ -502,7 +502,8 @@ class World:
             can = node.state in (NodeState.READY, NodeState.BUSY, NodeState.SUSPECT)
             assert can, f"{node.name} is {node.state.value} and has {attempt}"
             assert not node.spent, f"{node.name}'s worker has ended and has {attempt}"
-            assert not attempt.alone or current is None or current.of(node.name) == [attempt], "not alone"
+            beside = [one for one in current.of(node.name) if one is not attempt] if current is not None else []
+            assert not attempt.alone or all(one.in_work is None for one in beside), "not alone"
 
     def _memory_is_bounded(self) -> None:
         uploads, current = self.cluster._uploads, self.cluster.round

@@ -102,6 +102,16 @@ def test_two_leaves_that_gave_nan_on_one_node_both_wait_for_the_other_node() -> 
     assert shared(round_, nodes) == []
 
 
+def test_a_node_whose_partial_waits_for_room_takes_the_leaf_that_the_sum_waits_for() -> None:
+    round_ = round_of(8)
+    waiting = round_.give(1, "a", Span(4, 8))
+    waiting.answered.update(range(4, 8))
+    lost = round_.give(2, "b", Span(0, 4))
+    round_.drop(lost)
+    round_.nonfinite[0] = ["b"]
+    assert Gift("a", Span(0, 1), alone=True) in shared(round_, nodes_of("a", "b"))
+
+
 def test_the_only_node_computes_a_nan_once_more_itself() -> None:
     round_ = round_of(2, nan={1: ["a"]})
     assert Gift("a", Span(1, 2), alone=True) in shared(round_, nodes_of("a"))
