@@ -503,7 +503,8 @@ class World:
             assert can, f"{node.name} is {node.state.value} and has {attempt}"
             assert not node.spent, f"{node.name}'s worker has ended and has {attempt}"
             beside = [one for one in current.of(node.name) if one is not attempt] if current is not None else []
-            assert not attempt.alone or all(one.in_work is None for one in beside), "not alone"
+            at_work = attempt.alone and attempt.in_work is not None
+            assert not at_work or all(one.in_work is None for one in beside), "not alone"
 
     def _memory_is_bounded(self) -> None:
         uploads, current = self.cluster._uploads, self.cluster.round
