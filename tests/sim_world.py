@@ -467,7 +467,8 @@ class World:
         while news:
             item = news.popleft()
             self.news.append(f"{self.now:.1f} {item.name}: {item.message}")
-            assert "makes no sense" not in item.message or item.name in self.disturbed, self.news[-1]
+            said = "makes no sense" in item.message and "vectors arrived damaged" not in item.message  # those did
+            assert not said or item.name in self.disturbed, self.news[-1]
 
     def _may_fail(self, failure: MlxdistError) -> None:
         if isinstance(failure, NonFiniteError):
