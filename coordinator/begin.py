@@ -11,6 +11,7 @@ from mlxdist.coordinator.advice import learning_rate_advice
 from mlxdist.coordinator.config import RunConfig
 from mlxdist.coordinator.method import Method, Sft
 from mlxdist.coordinator.optimize import no_moments
+from mlxdist.coordinator.phrases import count
 from mlxdist.coordinator.plan_steps import busy_nodes, size_for_all
 from mlxdist.coordinator.preference import Dpo, Kto
 from mlxdist.coordinator.references import unknown
@@ -96,8 +97,3 @@ def audit_sentences(config: RunConfig, audited: int) -> Iterator[str]:
     """How many leaves were audited, said at the end."""
     if config.train.audit:
         yield f"{count(audited, 'leaf', 'leaves')} audited: computed on a second node too, and compared"
-
-
-def count(number: int, one: str, many: str = "") -> str:
-    """'1 row', '8 rows'."""
-    return f"{number:,} {one if number == 1 else many or one + 's'}"

@@ -76,6 +76,11 @@ def losses_phrase(cost: Losses) -> str:
     return "; ".join(part for part in (share, ", ".join(parts) or "nothing was lost") if part)
 
 
+def count(number: int, one: str, many: str = "") -> str:
+    """'1 row', '8 rows'."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
 def rate_phrase(tokens_per_second: float) -> str:
     """'812 tokens/s'; one decimal below 10."""
     return f"{tokens_per_second:.{0 if tokens_per_second >= 10 else 1}f} tokens/s"

@@ -4,6 +4,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mlxdist.coordinator.phrases import count
 from mlxdist.coordinator.plan import NodePlan, Plan
 from mlxdist.protocol.budget import WORKER_BYTES, said_bytes
 
@@ -63,15 +64,15 @@ def _step(plan: Plan, console: Console) -> None:
     nodes, sent = len(plan.nodes), plan.sent
     console.print("\n[bold]A step[/bold]", highlight=False)
     console.print(
-        f"  {plan.leaves} leaves, {plan.tokens:,.0f} tokens with padding; {_count(sent.partials, 'partial')} from "
-        f"{_count(nodes, 'node')}; {sent.bytes_down / 1e6:.1f} MB down and {sent.bytes_up / 1e6:.1f} MB up: "
+        f"  {plan.leaves} leaves, {plan.tokens:,.0f} tokens with padding; {count(sent.partials, 'partial')} from "
+        f"{count(nodes, 'node')}; {sent.bytes_down / 1e6:.1f} MB down and {sent.bytes_up / 1e6:.1f} MB up: "
         f"{sent.seconds:.2g} s",
         highlight=False,
         soft_wrap=True,
     )
     if plan.busy_nodes < nodes:
-        idle = _count(nodes - plan.busy_nodes, "node")
-        said = f"{idle} would idle: {_count(plan.leaves, 'leaf', 'leaves')} take no longer with {plan.busy_nodes}"
+        idle = count(nodes - plan.busy_nodes, "node")
+        said = f"{idle} would idle: {count(plan.leaves, 'leaf', 'leaves')} take no longer with {plan.busy_nodes}"
         console.print(f"  {said}", highlight=False)
     if plan.nearest_size is None:
         console.print("  no batch.size gives one partial per node with this grad_accum_steps", highlight=False)
@@ -90,7 +91,7 @@ def _run(plan: Plan, console: Console) -> None:
         )
         return
     share = plan.sent.seconds / plan.step_seconds
-    length = "until max_hours" if plan.steps is None else _count(plan.steps, "step")
+    length = "until max_hours" if plan.steps is None else count(plan.steps, "step")
     hours = f"{plan.hours:.1f} hours" if plan.hours and plan.hours >= 1 else f"{60 * (plan.hours or 0):.0f} minutes"
     console.print(
         f"  {length} of {plan.step_seconds:.2g} s ({share:.0%} of it on the network): {hours} without evaluations, at "
@@ -99,8 +100,4 @@ def _run(plan: Plan, console: Console) -> None:
         soft_wrap=True,
     )
     useful = plan.useful_nodes or 1
-    console.print(f"  past {_count(useful, 'equal node')} another Mac would not pay", highlight=False)
-
-
-def _count(number: int, unit: str, many: str = "") -> str:
-    return f"{number:,} {unit if number == 1 else many or unit + 's'}"
+    console.print(f"  past {count(useful, 'equal node')} another Mac would not pay", highlight=False)

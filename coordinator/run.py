@@ -12,7 +12,7 @@ from importlib import metadata
 
 from mlxdist.coordinator import begin
 from mlxdist.coordinator.audit import Audit
-from mlxdist.coordinator.begin import count, method_of
+from mlxdist.coordinator.begin import method_of
 from mlxdist.coordinator.cluster import Cluster
 from mlxdist.coordinator.config import RunConfig, as_json
 from mlxdist.coordinator.display import open_display
@@ -24,6 +24,7 @@ from mlxdist.coordinator.launch import LocalNodes
 from mlxdist.coordinator.node_log import append_line
 from mlxdist.coordinator.open_run import open_run
 from mlxdist.coordinator.order import total_steps
+from mlxdist.coordinator.phrases import count
 from mlxdist.coordinator.read import Dataset, read
 from mlxdist.coordinator.report import Reporter, Status, Summary
 from mlxdist.coordinator.resume import Earlier, continued, earlier_life, other_validation, resume_notes, same_bits_as
