@@ -79,9 +79,10 @@ Alike = Callable[[str, str], bool]  # whether two nodes are of one bit class
 def judge(answers: Sequence[Answer], alike: Alike, nodes: Sequence[str]) -> Verdict | str:
     """Who was wrong about a leaf, or whom to ask next: one of `nodes`, those that can work.
 
-    An answer is right when another node agrees with it. Whoever gave another one is asked again: the same bits again,
-    near the right ones, are those of an honest node of another class; anything else is a fault. Where no two nodes
-    agree, however often they are asked, one that repeats its bits is believed against those that do not.
+    Where two nodes do not agree, all are asked, and right is what most agree with. Whoever gave another answer is asked
+    again: the same bits again, near the right ones, are those of an honest node of another class; anything else is a
+    fault. Where no two nodes agree, however often they are asked, one that repeats its bits is believed against those
+    that do not.
     """
 
     def agree(one: Answer, other: Answer) -> bool:
@@ -91,20 +92,27 @@ def judge(answers: Sequence[Answer], alike: Alike, nodes: Sequence[str]) -> Verd
 
     asked = {node: [answer for answer in answers if answer.node == node] for node in (a.node for a in answers)}
     again = [node for node in nodes if 0 < len(asked.get(node, ())) < TIMES]
-    right = next((a for a in answers for b in answers if a.node != b.node and agree(a, b)), None)
+
+    def supporters(one: Answer) -> int:
+        return len({other.node for other in answers if other.node != one.node and agree(one, other)})
+
+    right = max(answers, key=supporters)
+    odd = [node for node, given in asked.items() if not all(agree(right, answer) for answer in given)]
+    agreed = supporters(right) > 0
+    if agreed and not odd:
+        return Verdict()
+    if ask := next((node for node in nodes if node not in asked), None):
+        return ask
     guilty: list[str] = []
     unlike: list[str] = []
-    if right is not None:
-        for node, given in asked.items():
-            if all(agree(right, answer) for answer in given):
-                continue
+    if agreed:
+        for node in odd:
+            given = asked[node]
             if node in again:
                 return node
             honest = _repeats(given) and distance(right, given[0]) <= TOLERANCE
             (unlike if honest else guilty).append(node)
         return Verdict(tuple(guilty), tuple(unlike))
-    if ask := next((node for node in nodes if node not in asked), None):
-        return ask
     if len(asked) == 1:
         return Verdict()  # nobody else is there
     if again:

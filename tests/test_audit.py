@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mlxdist.coordinator.adapter import draw
@@ -160,6 +160,8 @@ def test_who_is_gone_is_not_asked_and_not_believed_against_one_that_repeats_its_
 
 
 @given(st.lists(st.lists(st.sampled_from([0, 0, 0, 1, 2]), min_size=2, max_size=2), min_size=2, max_size=5))
+@example([[1, 0], [2, 1], [0, 0], [0, 0], [0, 0]])
+@example([[1, 1], [0, 0], [1, 1], [0, 0], [0, 0]])
 def test_every_cluster_comes_to_a_verdict_and_an_honest_one_to_no_guilt(kinds: list[list[int]]) -> None:
     vectors = [RIGHT, WRONG, WRONG * 3]
     nodes = {f"n{index}": [vectors[kind] for kind in pair] for index, pair in enumerate(kinds)}
