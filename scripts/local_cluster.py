@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
+from random import SystemRandom
 from typing import Any
 
 import psutil
@@ -147,14 +148,16 @@ def local_cluster(
 
 
 def free_ports() -> int:
-    """A port that is free together with the next one."""
+    """A port that is free together with the next one.
+
+    Below those that systems lend to outgoing connections: such a one could be lent while no coordinator listens.
+    """
     while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port = int(first.getsockname()[1])
-            with suppress(OSError, OverflowError):
-                second.bind(("127.0.0.1", port + 1))
-                return port
+        port = SystemRandom().randrange(20_000, 32_000, 2)
+        with socket.socket() as first, socket.socket() as second, suppress(OSError):
+            first.bind(("127.0.0.1", port))
+            second.bind(("127.0.0.1", port + 1))
+            return port
 
 
 @dataclass

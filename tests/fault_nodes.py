@@ -14,8 +14,9 @@ import psutil
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.messages import Message
 from mlxdist.protocol.transport import CONTROL
+from scripts.local_cluster import free_ports
 from tests.fault_proxy import DOWN, PATIENCE_SECONDS, UP, Proxy, Seen, Test, wait_for
-from tests.node_pools import free_ports, start_node
+from tests.node_pools import start_node
 
 MOST_KILLS = 5  # of a supervisor's workers, after which the next test gets a new supervisor: it counts them too
 

@@ -1,6 +1,5 @@
 """Runs that a test hurts on the way, over real nodes each behind a link of its own (fault_nodes.py, fault_proxy.py)."""
 
-import hashlib
 import json
 import threading
 import time
@@ -22,6 +21,7 @@ from mlxdist.coordinator.config import (
 )
 from mlxdist.coordinator.hosts import CoordinatorHost, Hosts
 from mlxdist.coordinator.run import run
+from scripts.local_cluster import adapter_sha as sha
 from tests.fault_nodes import FaultNodes
 
 SHORT = TimingConfig(  # all times 20 times shorter
@@ -72,11 +72,6 @@ def config_of(model: Path, folder: Path, method: str, *, steps: int = 6, timing:
         train=TrainConfig(steps=steps, learning_rate=1e-2, eval_every=0, save_every=1),
         timing=timing,
     )
-
-
-def sha(folder: Path) -> str:
-    """Of the adapter that a run has saved."""
-    return hashlib.sha256((folder / "adapters.safetensors").read_bytes()).hexdigest()
 
 
 def events(folder: Path, *kinds: str) -> list[dict[str, object]]:

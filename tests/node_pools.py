@@ -1,29 +1,15 @@
 """Real nodes, started by hand once per test session, which serve one run after another: supervisors and workers."""
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from random import SystemRandom
 
 from mlxdist.coordinator.hosts import CoordinatorHost, Hosts
-
-
-def free_ports() -> int:
-    """A port that is free together with the next one.
-
-    Below those that systems lend to outgoing connections: such a one could be lent while no coordinator listens.
-    """
-    while True:
-        port = SystemRandom().randrange(20_000, 32_000, 2)
-        with socket.socket() as first, socket.socket() as second, suppress(OSError):
-            first.bind(("127.0.0.1", port))
-            second.bind(("127.0.0.1", port + 1))
-            return port
+from scripts.local_cluster import free_ports
 
 
 @dataclass

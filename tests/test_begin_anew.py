@@ -18,8 +18,8 @@ from mlxdist.protocol import messages as m
 from mlxdist.protocol.transport import CONTROL, DATA, PROBE, MemoryHub, Parcel
 from mlxdist.protocol.tree import Span
 from mlxdist.protocol.wire import encode
+from scripts.local_cluster import free_ports
 from tests.fault_proxy import DOWN, UP, Proxy, Seen, wait_for
-from tests.node_pools import free_ports
 from tests.scripted_node import PARTIAL, Bench, ScriptedNode, working
 from tests.thread_nodes import HERE, Loads, config_of, request, start_coordinator, thread_nodes
 

@@ -21,7 +21,7 @@ from mlxdist.node.supervisor import Supervisor
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.transport import CONTROL, MemoryHub
 from mlxdist.protocol.wire import Frames, decode
-from tests.node_pools import free_ports
+from scripts.local_cluster import free_ports
 from tests.scripted_node import CANARY, introduction
 from tests.thread_nodes import HERE, Coordinator, ThreadNode, config_of, start_coordinator
 

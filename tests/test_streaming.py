@@ -25,9 +25,9 @@ from mlxdist.protocol.transport import CONTROL
 from mlxdist.protocol.tree import Span, fold, fold_span, left_of_last
 from mlxdist.protocol.vectors import BLOCK_ELEMENTS, WINDOW, OutgoingVector, Vector, block_count, digest
 from mlxdist.protocol.wire import Frames
+from scripts.local_cluster import free_ports
 from tests.fault_proxy import DOWN, UP, Proxy
 from tests.model_folder import llama_folder
-from tests.node_pools import free_ports
 from tests.scripted_node import PARTIAL, Bench, working
 from tests.test_session import LIFE, Session, new_session, said, task_of, tell
 from tests.thread_nodes import HERE, LEAVES, config_of, request, start_coordinator, thread_nodes
