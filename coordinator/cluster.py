@@ -375,11 +375,8 @@ class Cluster:
     def _needed(self, offer: m.VectorOffer) -> bool:
         return self.round is not None and self.round.misses(offer.attempt, Span(offer.start, offer.stop))
 
-    def _idle(self, node: Node) -> bool:
-        return self.round is None or self.round.finished(node.name)
-
     def _at_work(self, node: Node) -> bool:
-        return not self._idle(node)
+        return self.round is not None and not self.round.finished(node.name)
 
     def _in_work(self, node: Node) -> Leaf | None:
         return self.round.in_work(node.name) if self.round is not None else None
@@ -416,7 +413,7 @@ class Cluster:
     def _settle(self) -> None:
         """Something came, or was lost: who has finished is ready, what is pending and what waits goes on its way."""
         for node in self.nodes.values():
-            if node.state is NodeState.BUSY and self._idle(node):
+            if node.state is NodeState.BUSY and not self._at_work(node):
                 node.move(NodeEvent.FINISHED)
         for name, stream in self._uploads.not_needed(self._needed):
             other = self.nodes[name]

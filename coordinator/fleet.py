@@ -7,6 +7,7 @@ a slow disk delays a message. Without a thread (`threaded=False`) the caller car
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import numpy as np
@@ -87,15 +88,14 @@ class Fleet:
 
     def send_adapter(self, version: int, vector: Vector) -> None:
         """Start a new adapter version on its way to all nodes. `vector` must not change afterwards."""
-        with self._changed:
-            self._cluster.now = self._clock()
-            self._cluster.set_adapter(version, vector)
+        with self._at_this_time() as cluster:
+            cluster.set_adapter(version, vector)
         self._hub.wake()
 
     def send_reference(self, vector: Vector) -> None:
         """The reference's adapter, for every node once, before its first work. `vector` must not change afterwards."""
-        with self._changed:
-            self._cluster.set_reference(vector)
+        with self._at_this_time() as cluster:
+            cluster.set_reference(vector)
         self._hub.wake()
 
     def gradient(self, request: Request) -> tuple[Vector, Sequence[RowNumbers]]:
@@ -195,6 +195,13 @@ class Fleet:
 
     # ---- helpers
 
+    @contextmanager
+    def _at_this_time(self) -> Iterator[Cluster]:
+        """The cluster under the lock, knowing what time it is."""
+        with self._changed:
+            self._cluster.now = self._clock()
+            yield self._cluster
+
     def _take_back_sum(self) -> None:
         if self._lent is not None:
             self._freed.append(self._lent)
@@ -202,10 +209,9 @@ class Fleet:
 
     def _begin(self, request: Request) -> Round:
         self._give_back()
-        with self._changed:
-            self._cluster.now = self._clock()
-            self._cluster.begin(request)
-            current = self._cluster.round
+        with self._at_this_time() as cluster:
+            cluster.begin(request)
+            current = cluster.round
         assert current is not None
         self._hub.wake()
         return current
@@ -224,9 +230,8 @@ class Fleet:
     def _give_back(self) -> None:
         freed, self._freed = self._freed, []
         if freed:
-            with self._changed:
-                self._cluster.now = self._clock()
-                self._cluster.release(freed)
+            with self._at_this_time() as cluster:
+                cluster.release(freed)
             self._hub.wake()
 
     def _wait(self, look: Callable[[], T | None]) -> T:
