@@ -77,8 +77,8 @@ def launch(
     ] = None,
 ) -> None:
     """Train, on this machine or on a cluster."""
-    from mlxdist.coordinator.config_load import load
-    from mlxdist.coordinator.hosts import load_hosts, local_hosts, local_only
+    from mlxdist.coordinator.config.hosts import load_hosts, local_hosts, local_only
+    from mlxdist.coordinator.config.load import load
 
     more_open_files()
     if hosts is not None and nodes is not None:
@@ -129,8 +129,8 @@ def inspect(
     """Show what is in the data, and what would be trained, cut or dropped; every faulty row as file:line."""
     from rich.console import Console
 
-    from mlxdist.coordinator.inspect import InspectOptions
-    from mlxdist.coordinator.inspect import inspect as show
+    from mlxdist.coordinator.inspect.inspect import InspectOptions
+    from mlxdist.coordinator.inspect.inspect import inspect as show
 
     options = InspectOptions(method, max_length, batch_size, micro_size, train_on, set_ or (), as_json=json)
     sys.exit(show(data, model, options, Console()))
@@ -151,10 +151,10 @@ def plan(
     """Say what a run will take: memory per node, hours, bytes per step, and how many Macs pay."""
     from rich.console import Console
 
-    from mlxdist.coordinator.config_load import load
-    from mlxdist.coordinator.hosts import load_hosts, local_hosts
-    from mlxdist.coordinator.plan import PlanOptions
-    from mlxdist.coordinator.plan import plan as show
+    from mlxdist.coordinator.config.hosts import load_hosts, local_hosts
+    from mlxdist.coordinator.config.load import load
+    from mlxdist.coordinator.plan.plan import PlanOptions
+    from mlxdist.coordinator.plan.plan import plan as show
 
     if hosts is not None and nodes is not None:
         raise UserError("--nodes counts nodes on this machine and --hosts lists them in a file: give one of the two")
@@ -168,7 +168,7 @@ def selfcheck(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check this machine by itself, in under three minutes and offline: bits, memory, speed, settings."""
-    from mlxdist.node.selfcheck import selfcheck as check
+    from mlxdist.node.selfcheck.selfcheck import selfcheck as check
 
     sys.exit(check(as_json=json))
 

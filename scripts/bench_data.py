@@ -131,10 +131,10 @@ def peak_mb() -> float:
 
 
 def ours(given: argparse.Namespace) -> tuple[Callable[[], int], dict[str, Any]]:
-    """`mlxdist.coordinator.read`."""
-    from mlxdist.coordinator.config import BatchConfig, DataConfig, RunConfig
-    from mlxdist.coordinator.read import encoding_of, read_splits
-    from mlxdist.coordinator.sources import find
+    """`mlxdist.coordinator.data.load`."""
+    from mlxdist.coordinator.config.schema import BatchConfig, DataConfig, RunConfig
+    from mlxdist.coordinator.data.load import encoding_of, read_splits
+    from mlxdist.coordinator.data.sources import find
 
     data = DataConfig(path=str(given.file))
     config = RunConfig(model=given.model, output=Path("runs"), data=data, batch=BatchConfig(max_cut=1.0))
@@ -228,12 +228,12 @@ def padding_of_both(given: argparse.Namespace) -> dict[str, Any]:
     from mlx_lm.tuner.datasets import CacheDataset, ChatDataset
     from mlx_lm.tuner.trainer import iterate_batches
 
-    from mlxdist.coordinator.config import BatchConfig, DataConfig, RunConfig
-    from mlxdist.coordinator.inspect_facts import padding
-    from mlxdist.coordinator.leaves import cut
-    from mlxdist.coordinator.order import steps, steps_per_pass
-    from mlxdist.coordinator.read import read
-    from mlxdist.coordinator.tokenizer import load
+    from mlxdist.coordinator.batch.batch_order import steps, steps_per_pass
+    from mlxdist.coordinator.batch.micro_batches import cut
+    from mlxdist.coordinator.config.schema import BatchConfig, DataConfig, RunConfig
+    from mlxdist.coordinator.data.load import read
+    from mlxdist.coordinator.encode.tokenizer import load
+    from mlxdist.coordinator.inspect.facts import padding
 
     results: dict[str, Any] = {"file": given.padding.name, "rows_per_batch": given.batch}
     for name, micro_size in (("ours", given.batch), ("ours_micro_size_1", 1)):

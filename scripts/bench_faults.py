@@ -24,7 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # for scripts.*, however this was started
 
-from mlxdist.coordinator.goodput import StepTime, lost_seconds  # noqa: E402
+from mlxdist.coordinator.report.goodput import StepTime, lost_seconds  # noqa: E402
 from scripts.bench_faults_peer import peer_faults  # noqa: E402
 from scripts.local_cluster import Events, LocalCluster, interruptible, local_cluster, machine, send  # noqa: E402
 

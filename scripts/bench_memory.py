@@ -42,12 +42,12 @@ MB = 1e6
 
 def measure(method: str, path: str, length: int, free: float) -> dict[str, Any]:
     """One cell, in this process. `free` is what "auto" may take, in bytes."""
-    from mlxdist.node.blas import use_openblas
+    from mlxdist.node.work.blas import use_openblas
 
     use_openblas()
     import mlx.core as mx
 
-    from mlxdist.protocol import memory
+    from mlxdist.coordinator.memory import prediction as memory
     from scripts.tiny_architectures import add_lora, tiny_model
 
     model = tiny_model("llama", **SHAPE)
@@ -122,7 +122,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def _trainable(model: Any) -> dict[str, Any]:
-    from mlxdist.node.parameters import trainable
+    from mlxdist.node.backward.parameters import trainable
 
     return trainable(model)
 
@@ -132,8 +132,8 @@ def _work(model: Any, method: str, path: str, length: int, segment: int, chunk: 
     import mlx.core as mx
     import mlx.nn as nn
 
-    from mlxdist.node.backward import Path, gradient, score
-    from mlxdist.node.checkpoint import checkpointed
+    from mlxdist.node.backward.backward import Path, gradient, score
+    from mlxdist.node.backward.grad_checkpoint import checkpointed
     from scripts.plain_gradient import padded_rows, plain_gradient, plain_sums
 
     def rows(seed: int) -> Any:

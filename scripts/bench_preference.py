@@ -98,7 +98,7 @@ def measure_theirs(folder: Path) -> dict[str, Any]:
 
 def train_theirs(folder: Path) -> dict[str, Any]:
     """mlx-lm-lora's `train_dpo` over the pairs of the run in `folder`, tokenised as mlxdist tokenises them."""
-    from mlxdist.node.blas import use_openblas
+    from mlxdist.node.work.blas import use_openblas
 
     use_openblas()
     import mlx.core as mx
@@ -107,8 +107,8 @@ def train_theirs(folder: Path) -> dict[str, Any]:
     from mlx_lm.tuner.utils import linear_to_lora_layers
     from mlx_lm_lora.trainer.dpo_trainer import DPOTrainingArgs, train_dpo
 
-    from mlxdist.coordinator.config_load import load as load_config
-    from mlxdist.coordinator.read import read
+    from mlxdist.coordinator.config.load import load as load_config
+    from mlxdist.coordinator.data.load import read
 
     if platform.system() != "Darwin":
         mx.set_wired_limit = lambda _: 0  # asks the GPU for its working set, which a CPU has not

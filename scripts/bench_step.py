@@ -23,7 +23,7 @@ from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 
-from mlxdist.node.blas import use_openblas
+from mlxdist.node.work.blas import use_openblas
 
 ROOT = Path(__file__).resolve().parent.parent
 THREADS = "1"  # what a node fixes on Linux

@@ -13,15 +13,15 @@ import mlx.nn as nn
 import numpy as np
 import numpy.typing as npt
 
-from mlxdist.coordinator import adapter as adapters
-from mlxdist.coordinator.config_load import load as load_config
-from mlxdist.coordinator.optimize import no_moments
-from mlxdist.coordinator.order import Step
-from mlxdist.coordinator.order import steps as order_steps
-from mlxdist.coordinator.read import read
-from mlxdist.coordinator.spec import run_spec
-from mlxdist.node import model as models
-from mlxdist.node.compute import Computer
+from mlxdist.coordinator.batch.batch_order import Step
+from mlxdist.coordinator.batch.batch_order import steps as order_steps
+from mlxdist.coordinator.config.load import load as load_config
+from mlxdist.coordinator.config.run_spec import run_spec
+from mlxdist.coordinator.data.load import read
+from mlxdist.coordinator.training import initial_adapter as adapters
+from mlxdist.coordinator.training.optimizer import no_moments
+from mlxdist.node.work import model as models
+from mlxdist.node.work.compute import Computer
 from mlxdist.protocol import manifest as manifests
 from scripts.bench_step_sides import (
     Gradient,

@@ -22,20 +22,20 @@ from mlx_lm.tuner.datasets import CacheDataset, create_dataset
 from mlx_lm.tuner.trainer import TrainingArgs, iterate_batches
 from mlx_lm.utils import load_tokenizer
 
-from mlxdist.coordinator.cluster import Cluster
-from mlxdist.coordinator.config import RunConfig
-from mlxdist.coordinator.fleet import Fleet
-from mlxdist.coordinator.hosts import local_hosts
-from mlxdist.coordinator.launch import LocalNodes
-from mlxdist.coordinator.leaves import cut
-from mlxdist.coordinator.optimize import Moments, adamw, clip
-from mlxdist.coordinator.order import Step
-from mlxdist.coordinator.rounds import Request
-from mlxdist.coordinator.rows import Rows
-from mlxdist.coordinator.rules import Rules
-from mlxdist.coordinator.sockets import RouterHub
-from mlxdist.coordinator.spec import run_spec
-from mlxdist.node.compute import Computer, add
+from mlxdist.coordinator.batch.batch_order import Step
+from mlxdist.coordinator.batch.micro_batches import cut
+from mlxdist.coordinator.batch.row_store import Rows
+from mlxdist.coordinator.cluster.cluster import Cluster
+from mlxdist.coordinator.cluster.settings import Rules
+from mlxdist.coordinator.config.hosts import local_hosts
+from mlxdist.coordinator.config.run_spec import run_spec
+from mlxdist.coordinator.config.schema import RunConfig
+from mlxdist.coordinator.fleet.fleet import Fleet
+from mlxdist.coordinator.fleet.launch import LocalNodes
+from mlxdist.coordinator.fleet.sockets import RouterHub
+from mlxdist.coordinator.schedule.rounds import Request
+from mlxdist.coordinator.training.optimizer import Moments, adamw, clip
+from mlxdist.node.work.compute import Computer, add
 from mlxdist.protocol.leaves import Leaf, Row
 from mlxdist.protocol.transport import CONTROL, DATA
 from mlxdist.protocol.tree import Span, fold_span

@@ -35,12 +35,12 @@ class Finding:
 
 def find(architecture: str) -> Finding:
     """Try `architecture` in this process."""
-    from mlxdist.node.blas import use_openblas
+    from mlxdist.node.work.blas import use_openblas
 
     use_openblas()
-    from mlxdist.node.backward import Path as BackwardPath
-    from mlxdist.node.backward import gradient
-    from mlxdist.node.self_check import choose_path
+    from mlxdist.node.backward.backward import Path as BackwardPath
+    from mlxdist.node.backward.backward import gradient
+    from mlxdist.node.backward.choose_path import choose_path
     from scripts.plain_gradient import furthest, padded_rows, plain_gradient
     from scripts.tiny_architectures import VOCABULARY, add_lora, tiny_model
 

@@ -49,15 +49,15 @@ def known(architecture: str, values: dict[str, Any]) -> dict[str, Any]:
 
 def measure(architecture: str) -> dict[str, Any]:
     """Measured over predicted of each cell, in this process."""
-    from mlxdist.node.blas import use_openblas
+    from mlxdist.node.work.blas import use_openblas
 
     use_openblas()
     import mlx.core as mx
 
-    from mlxdist.node.backward import Path, gradient
-    from mlxdist.node.parameters import trainable
-    from mlxdist.node.self_check import choose_path
-    from mlxdist.protocol.memory import LeafSize, peak, shape_of
+    from mlxdist.coordinator.memory.prediction import LeafSize, peak, shape_of
+    from mlxdist.node.backward.backward import Path, gradient
+    from mlxdist.node.backward.choose_path import choose_path
+    from mlxdist.node.backward.parameters import trainable
     from scripts.plain_gradient import padded_rows
     from scripts.tiny_architectures import add_lora, model_of, tiny_config
 

@@ -19,8 +19,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from mlxdist.coordinator.config import BatchConfig
-from mlxdist.coordinator.order import steps as order_steps
+from mlxdist.coordinator.batch.batch_order import steps as order_steps
+from mlxdist.coordinator.config.schema import BatchConfig
 from scripts.toy_preferences import MODULES, RANK, SCALE, write_adapter, write_model, write_rows
 
 TOLERANCE = 1e-3

@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from mlxdist.node.blas import use_openblas
+from mlxdist.node.work.blas import use_openblas
 
 MAX_TOKENS = 48  # a longer answer is cut: about five seconds on a slow machine
 

@@ -7,7 +7,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
-from mlxdist.node.backward import MicroBatch
+from mlxdist.node.backward.backward import MicroBatch
 
 Loss = Callable[[list[mx.array]], mx.array]
 

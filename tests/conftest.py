@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
-from mlxdist.node.blas import use_openblas
-from tests.node_pools import Pools, node_pools
+from mlxdist.node.work.blas import use_openblas
+from tests.processes.node_pools import Pools, node_pools
 
 if TYPE_CHECKING:
-    from tests.fault_nodes import FaultNodes
-    from tests.fault_runs import Undisturbed
-    from tests.forked_coordinator import Coordinators
+    from tests.faults.fault_nodes import FaultNodes
+    from tests.faults.fault_runs import Undisturbed
+    from tests.faults.forked_coordinator import Coordinators
 
 # One thread and no TF32: with more threads, or with TF32, the same sum has other bits.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
@@ -37,7 +37,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a tiny random llama with its tokenizer, float32."""
-    from tests.model_folder import llama_folder  # brings mlx, which no quick test of the coordinator needs
+    from tests.laws.model_folder import llama_folder  # brings mlx, which no quick test of the coordinator needs
 
     return llama_folder(tmp_path_factory.mktemp("model"))
 
@@ -45,9 +45,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def launcher(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Coordinators]":
     """Starts coordinators over two nodes, a and b, which a person would have started by hand."""
-    from tests.fault_nodes import fault_nodes
-    from tests.forked_coordinator import coordinators
-    from tests.node_pools import start_node
+    from tests.faults.fault_nodes import fault_nodes
+    from tests.faults.forked_coordinator import coordinators
+    from tests.processes.node_pools import start_node
 
     folder = tmp_path_factory.mktemp("launcher")
     with fault_nodes(folder) as nodes, coordinators(folder, nodes) as launcher:
@@ -66,7 +66,7 @@ def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pools]:
 @pytest.fixture(scope="session")
 def all_fault_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator["FaultNodes"]:
     """Nodes behind proxies for the whole session, each started when a test first names it."""
-    from tests.fault_nodes import fault_nodes
+    from tests.faults.fault_nodes import fault_nodes
 
     with fault_nodes(tmp_path_factory.mktemp("nodes")) as nodes:
         yield nodes
@@ -82,6 +82,6 @@ def nodes(all_fault_nodes: "FaultNodes") -> Iterator["FaultNodes"]:
 @pytest.fixture(scope="session")
 def undisturbed(all_fault_nodes: "FaultNodes", model: Path, tmp_path_factory: pytest.TempPathFactory) -> "Undisturbed":
     """The SHA-256 of the adapter of a run that nothing happened to, by method."""
-    from tests.fault_runs import Undisturbed
+    from tests.faults.fault_runs import Undisturbed
 
     return Undisturbed(all_fault_nodes, model, tmp_path_factory.mktemp("undisturbed"))

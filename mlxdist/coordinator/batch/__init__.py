@@ -1,0 +1,1 @@
+"""Encoded rows, their order, and the leaves that a step is cut into."""

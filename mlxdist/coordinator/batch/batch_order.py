@@ -1,0 +1,100 @@
+"""The order of the data: which rows make which window, which windows which step. A pure function of its arguments.
+
+W windows of `size` rows make a pass; a step takes `grad_accum_steps` windows of one pass, the last step of a pass what
+is left. The cursor of a resumed run is the number of steps done.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import count
+
+import numpy as np
+
+from mlxdist.coordinator.batch.shuffle import fisher_yates, mulberry32
+from mlxdist.coordinator.config.schema import BatchConfig, TrainConfig
+
+Window = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The rows of one optimizer update: row indices by window, in the order in which leaves are cut."""
+
+    number: int  # from 1
+    windows: tuple[Window, ...]
+
+
+def cut_windows(rows: Sequence[int], size: int, remainder: str, *, join_single: bool = False) -> list[Window]:
+    """Contiguous windows of `size` rows. The tail that fills none is dropped or kept, as `remainder` says.
+
+    `join_single`: a kept tail of one row joins the window before it, where there is one.
+    """
+    windows = [tuple(rows[start : start + size]) for start in range(0, len(rows) - size + 1, size)]
+    tail = tuple(rows[len(windows) * size :])
+    if tail and remainder == "keep":
+        if join_single and len(tail) == 1 and windows:
+            windows[-1] += tail
+        else:
+            windows.append(tail)
+    return windows
+
+
+def passes(
+    lengths: Sequence[int], size: int, *, order: str, remainder: str, seed: int, join_single: bool = False
+) -> Iterator[list[Window]]:
+    """The windows of one pass after the other, endless; one mulberry32 generator serves them all.
+
+    "sorted": stable by length, the windows shuffled anew from that order each pass. "shuffled": the rows shuffled each
+    pass, from the order of the pass before.
+    """
+    draw = mulberry32(seed)
+    if order == "sorted":
+        by_length = np.argsort(np.asarray(lengths), kind="stable").tolist()
+        fixed = cut_windows(by_length, size, remainder, join_single=join_single)
+        while True:
+            windows = list(fixed)
+            fisher_yates(windows, draw)
+            yield windows
+    rows = list(range(len(lengths)))
+    while True:
+        fisher_yates(rows, draw)
+        yield cut_windows(rows, size, remainder, join_single=join_single)
+
+
+def steps(lengths: Sequence[int], batch: BatchConfig, method: str) -> Iterator[Step]:
+    """The run's steps, endless. `lengths` [N]: untruncated tokens of each row. Raises nothing: see `check_order`."""
+    number = count(1)
+    for windows in passes(
+        lengths,
+        batch.size,
+        order=batch.order,
+        remainder=batch.remainder,
+        seed=batch.seed,
+        join_single=method == "kto",
+    ):
+        if not windows:
+            return
+        for start in range(0, len(windows), batch.grad_accum_steps):
+            yield Step(next(number), tuple(windows[start : start + batch.grad_accum_steps]))
+
+
+def windows_per_pass(n_rows: int, batch: BatchConfig, method: str) -> int:
+    """W, the windows that one pass over `n_rows` rows makes."""
+    full, tail = divmod(n_rows, batch.size)
+    joined = method == "kto" and tail == 1 and full > 0
+    return full + (1 if tail and batch.remainder == "keep" and not joined else 0)
+
+
+def steps_per_pass(n_rows: int, batch: BatchConfig, method: str) -> int:
+    """The optimizer steps of one pass over `n_rows` rows."""
+    return -(-windows_per_pass(n_rows, batch, method) // batch.grad_accum_steps)
+
+
+def total_steps(train: TrainConfig, n_rows: int, batch: BatchConfig, method: str) -> int | None:
+    """The steps of the whole run; None when hours decide. `passes` = p is ceil(p * steps of a pass)."""
+    if train.passes is not None:
+        # 1.1 passes of 10 steps are 11 steps: the decimal that was written, not its binary neighbour
+        return math.ceil(Fraction(repr(train.passes)) * steps_per_pass(n_rows, batch, method))
+    return train.steps

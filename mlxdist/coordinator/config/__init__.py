@@ -1,0 +1,1 @@
+"""run.toml, hosts.toml and --set in, checked frozen values out."""

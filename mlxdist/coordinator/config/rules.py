@@ -1,0 +1,177 @@
+"""Rules between keys: each is one function from the values to what breaks it."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from mlxdist.coordinator.config.schema import RunConfig
+from mlxdist.protocol.losses import loss_fault
+
+ROLES = ("messages", "tools", "text", "prompt", "completion", "chosen", "rejected", "label")
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A broken rule: the key to name, the sentence after it, and all keys it looked at."""
+
+    key: str
+    text: str
+    looked_at: tuple[str, ...] = ()
+
+
+Given = frozenset[str]  # dotted keys that the file or an override holds
+Rule = Callable[[RunConfig, Given], Iterator[Broken]]
+
+
+def _one_of(keys: tuple[str, ...], given: Given) -> Iterator[Broken]:
+    found = [key for key in keys if key in given]
+    for later in found[1:]:
+        yield Broken(later, f"and {found[0]} exclude each other: keep one of them", tuple(found))
+
+
+def one_length(config: RunConfig, given: Given) -> Iterator[Broken]:
+    """A run's length is said once."""
+    yield from _one_of(("train.steps", "train.passes", "train.max_hours"), given)
+
+
+def one_validation(config: RunConfig, given: Given) -> Iterator[Broken]:
+    """Validation rows come from one place."""
+    if config.data.valid_path and config.data.valid_fraction:
+        yield from _one_of(("data.valid_path", "data.valid_fraction"), given)
+
+
+def known_columns(config: RunConfig, given: Given) -> Iterator[Broken]:
+    """Columns map our names to the file's, not the other way round."""
+    for role, column in config.data.columns.items():
+        if role not in ROLES:
+            turned = f'; did you mean {column} = "{role}"?' if column in ROLES else ""
+            allowed = f"a column of that name is not known; the left side is one of {', '.join(ROLES)}"
+            yield Broken(f"data.columns.{role}", f"{allowed}, the right side the name in the file{turned}")
+        elif not column:
+            yield Broken(f"data.columns.{role}", "is empty; name the key of the rows that holds it")
+
+
+def keys_of_the_method(config: RunConfig, given: Given) -> Iterator[Broken]:
+    """A key that the method does not read is refused, not ignored."""
+    method = config.method
+    if method == "sft":
+        for key in sorted(key for key in given if key.startswith("preference.")):
+            yield Broken(key, 'is for method "dpo" and "kto", the method is "sft": delete it or change the method')
+    for key in ("preference.desirable_weight", "preference.undesirable_weight"):
+        if method == "dpo" and key in given:
+            yield Broken(key, 'is for method "kto", the method is "dpo": delete it')
+    if config.data.unpair and method != "kto":
+        yield Broken("data.unpair", f'makes rows for method "kto", the method is "{method}": delete it')
+    if config.data.train_on != "last" and method != "sft":
+        yield Broken("data.train_on", f'is for method "sft"; "{method}" always trains on the completion: delete it')
+    for key, limit in (
+        ("data.max_prompt_length", config.data.max_prompt_length),
+        ("data.max_completion_length", config.data.max_completion_length),
+    ):
+        if limit and method == "sft":
+            yield Broken(key, 'is for method "dpo" and "kto"; "sft" rows are cut as a whole, by batch.max_length')
+    if config.batch.order == "sorted" and method != "sft":
+        yield Broken("batch.order", f'is "sorted", which is for method "sft"; "{method}" takes "shuffled"')
+    if config.lora.dropout and method != "sft":
+        why = "policy and reference would differ by chance"
+        yield Broken("lora.dropout", f'is {config.lora.dropout}, and must be 0 for "{method}": {why}')
+
+
+def loss_of_the_method(config: RunConfig, given: Given) -> Iterator[Broken]:
+    """The loss belongs to the method, and label smoothing to the loss."""
+    if config.method == "sft":
+        return
+    if fault := loss_fault(config.method, config.preference.loss, config.preference.label_smoothing):
+        yield Broken(*fault, ("preference.loss",))
+
+
+def kto_needs_contrast(config: RunConfig, given: Given) -> Iterator[Broken]:
+    """KTO's reference point comes from the other rows of the step, and its rows must count for something."""
+    if config.method != "kto":
+        return
+    if config.batch.size * config.batch.grad_accum_steps == 1:
+        text = "is 1, and kto takes its reference point from the other rows of the step: at least 2"
+        yield Broken("batch.size", text, ("batch.grad_accum_steps",))
+    if config.preference.desirable_weight == config.preference.undesirable_weight == 0:
+        other = "preference.desirable_weight"
+        yield Broken("preference.undesirable_weight", f"and {other} are both 0: nothing to train", (other,))
+
+
+def room_for_a_target(config: RunConfig, given: Given) -> Iterator[Broken]:
+    """A prompt may not fill the whole row."""
+    prompt, longest = config.data.max_prompt_length, config.batch.max_length
+    if prompt >= longest:
+        text = f"is {prompt}, and batch.max_length {longest} leaves no room for a completion: at most {longest - 1}"
+        yield Broken("data.max_prompt_length", text, ("batch.max_length",))
+
+
+def warmup_within_the_run(config: RunConfig, given: Given) -> Iterator[Broken]:
+    """The learning rate is reached at some time."""
+    warmup, steps = config.train.warmup_steps, config.train.steps
+    if isinstance(warmup, int) and steps is not None and warmup > steps:
+        text = f"is {warmup}, longer than the run of {steps} steps: the learning rate would never be reached"
+        yield Broken("train.warmup_steps", text, ("train.steps",))
+
+
+def best_of_what_is_measured(config: RunConfig, given: Given) -> Iterator[Broken]:
+    """The best checkpoint is chosen by a value that the method has."""
+    by, method = config.train.best_by, config.method
+    if (by != "loss" and method == "sft") or (by == "rewards/accuracies" and method == "kto"):
+        allowed = '"loss"' if method == "sft" else '"loss" or "rewards/margins"'
+        yield Broken("train.best_by", f'is "{by}", which "{method}" does not have: must be {allowed}')
+
+
+def stop_by_evaluations(config: RunConfig, given: Given) -> Iterator[Broken]:
+    """Early stopping needs evaluations."""
+    if config.train.early_stop_evals and not config.train.eval_every:
+        yield Broken("train.early_stop_evals", "needs evaluations, and train.eval_every is 0", ("train.eval_every",))
+
+
+def one_way_to_save_memory(config: RunConfig, given: Given) -> Iterator[Broken]:
+    """mlx-lm's checkpointing and ours would recompute the same layers twice."""
+    if config.memory.grad_checkpoint and config.memory.segment_size != "off":
+        text = 'and memory.segment_size exclude each other: keep one of them, or set segment_size = "off"'
+        yield Broken("memory.grad_checkpoint", text, ("memory.segment_size",))
+
+
+def distinct_modules(config: RunConfig, given: Given) -> Iterator[Broken]:
+    """Something is trained, and nothing twice."""
+    modules = config.lora.target_modules
+    if not modules:
+        yield Broken("lora.target_modules", "is empty: name at least one module, for instance q_proj")
+    twice = sorted({module for module in modules if modules.count(module) > 1})
+    if twice:
+        yield Broken("lora.target_modules", f"names {', '.join(twice)} twice")
+
+
+def order_of_the_clocks(config: RunConfig, given: Given) -> Iterator[Broken]:
+    """A node is suspect after a missed beat, and dead after that."""
+    timing = config.timing
+    if timing.suspect_seconds <= timing.beat_seconds:
+        text = f"is {timing.suspect_seconds}, and must be more than timing.beat_seconds, {timing.beat_seconds}"
+        yield Broken("timing.suspect_seconds", text, ("timing.beat_seconds",))
+    if timing.dead_seconds <= timing.suspect_seconds:
+        text = f"is {timing.dead_seconds}, and must be more than timing.suspect_seconds, {timing.suspect_seconds}"
+        yield Broken("timing.dead_seconds", text, ("timing.suspect_seconds",))
+
+
+RULES: tuple[Rule, ...] = (
+    one_length,
+    one_validation,
+    known_columns,
+    keys_of_the_method,
+    loss_of_the_method,
+    kto_needs_contrast,
+    room_for_a_target,
+    warmup_within_the_run,
+    best_of_what_is_measured,
+    stop_by_evaluations,
+    one_way_to_save_memory,
+    distinct_modules,
+    order_of_the_clocks,
+)
+
+
+def broken(config: RunConfig, given: Given) -> Iterator[Broken]:
+    """Every broken rule, in the order of RULES."""
+    for rule in RULES:
+        yield from rule(config, given)

@@ -1,0 +1,52 @@
+"""What a configuration means for the workers: the RunSpec that every welcome carries, and its numerics_id."""
+
+from dataclasses import asdict
+
+import msgspec
+
+from mlxdist.coordinator.config.schema import RunConfig
+from mlxdist.protocol import messages as m
+from mlxdist.protocol import numerics
+
+HEAD_CHUNK = 256  # positions of the LM head at a time, where nobody has resolved "auto" (fit.py)
+
+
+def run_spec(config: RunConfig) -> m.RunSpec:
+    """What the workers must know, with the numerics_id of it all."""
+    preferences, memory = config.method != "sft", config.memory
+    spec = m.RunSpec(
+        model=config.model,
+        method=config.method,
+        seed=config.batch.seed,
+        max_length=config.batch.max_length,
+        lora_rank=config.lora.rank,
+        lora_scale=config.lora.scale,
+        lora_dropout=config.lora.dropout,
+        rank_scaling=config.lora.rank_scaling,
+        target_modules=config.lora.target_modules,
+        num_layers=config.lora.num_layers,
+        segment_size=0 if isinstance(memory.segment_size, str) else memory.segment_size,
+        head_chunk=HEAD_CHUNK if memory.head_chunk == "auto" else memory.head_chunk,
+        grad_checkpoint=memory.grad_checkpoint,
+        fixed={
+            "batch": config.batch.size,
+            "grad_accum_steps": config.batch.grad_accum_steps,
+            "micro_size": config.batch.micro_size,
+            "order": config.batch.order,
+            "remainder": config.batch.remainder,
+            "betas": str(config.train.betas),
+            "eps": config.train.eps,
+            "weight_decay": config.train.weight_decay,
+            "max_grad_norm": config.train.max_grad_norm,
+            **({f"preference.{key}": value for key, value in asdict(config.preference).items()} if preferences else {}),
+            **_preference(config),
+        },
+    )
+    return msgspec.structs.replace(spec, numerics_id=numerics.numerics_id(spec))
+
+
+def _preference(config: RunConfig) -> dict[str, str]:
+    """What the kept reference log-probs depend on: of whose parameters they are, and as what the loss sees them."""
+    if config.method == "sft":
+        return {}
+    return {"loss": config.preference.loss, "reference": config.preference.reference}

@@ -1,0 +1,1 @@
+"""Files and data sets in, encoded rows out."""

@@ -1,0 +1,120 @@
+"""Rows of text files, as a stream of records."""
+
+import csv
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from mlxdist.coordinator.data.records import Record
+from mlxdist.protocol.errors import DataError
+
+_BOM = b"\xef\xbb\xbf"
+_SPACE = re.compile(r"\s*")
+_JSON_COLUMNS = ("messages", "conversations", "prompt", "completion", "chosen", "rejected", "tools")
+
+
+def read_jsonl(path: Path) -> Iterator[Record]:
+    """One JSON object per line; blank lines, a byte-order mark and CRLF are passed over. Holds one line at a time."""
+    size, done = path.stat().st_size, 0
+    with path.open("rb") as file:
+        for number, raw in enumerate(file, start=1):
+            done += len(raw)
+            if number == 1:
+                _refuse_utf16(raw, path)
+                raw = raw.removeprefix(_BOM)
+            if raw.strip():
+                yield Record(number, _object(raw.rstrip(b"\r\n")), done / size)
+
+
+def read_json(path: Path) -> Iterator[Record]:
+    """An array of objects, one element decoded at a time. Raises DataError where the array itself is broken."""
+    raw = path.read_bytes()
+    _refuse_utf16(raw, path)
+    try:
+        text = raw.removeprefix(_BOM).decode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path.name}: byte {error.start + 1} is no UTF-8; save the file as UTF-8") from error
+    del raw
+    decoder, place, line, counted = json.JSONDecoder(), _skip(text, 0), 1, 0
+    if text[place : place + 1] != "[":
+        raise DataError(f"{path.name} holds no array; one object per line belongs into a .jsonl file")
+    place = _skip(text, place + 1)
+    while text[place : place + 1] != "]":
+        line += text.count("\n", counted, place)
+        counted = place
+        try:
+            row, place = decoder.raw_decode(text, place)
+        except json.JSONDecodeError as error:
+            raise DataError(f"{path.name}:{error.lineno}: broken JSON ({error.msg}, column {error.colno})") from error
+        yield Record(line, row if isinstance(row, dict) else f"{_name(row)}, not an object", place / len(text))
+        place = _skip(text, place)
+        if text[place : place + 1] == ",":
+            place = _skip(text, place + 1)
+        elif text[place : place + 1] != "]":
+            line += text.count("\n", counted, place)
+            raise DataError(f"{path.name}:{line}: broken JSON (a comma or ] is missing after an element)")
+
+
+def read_csv(path: Path) -> Iterator[Record]:
+    """Rows under a header line, every value text; a cell with JSON in a column of messages is read as such."""
+    size = path.stat().st_size
+    with path.open("rb") as raw:
+        _refuse_utf16(raw.read(2), path)
+    csv.field_size_limit(2**31 - 1)
+    with path.open(encoding="utf-8-sig", newline="", errors="surrogateescape") as file:
+        rows = csv.reader(file, strict=True)
+        header = next(rows, [])
+        if len(set(header)) != len(header):
+            raise DataError(f"{path.name}:1: the header names a column twice: {', '.join(header)}")
+        before, done = rows.line_num, 0
+        try:
+            for cells in rows:
+                done += sum(map(len, cells)) + len(cells)
+                if cells:
+                    yield Record(before + 1, _cells(header, cells), min(done / size, 1.0))
+                before = rows.line_num
+        except csv.Error as error:
+            raise DataError(f"{path.name}:{before + 1}: broken CSV ({error})") from error
+
+
+def _cells(header: list[str], cells: list[str]) -> Mapping[str, Any] | str:
+    if len(cells) != len(header):
+        return f"{len(cells)} cells under a header of {len(header)}"
+    row = dict(zip(header, cells, strict=True))
+    for column in _JSON_COLUMNS:
+        cell = row.get(column, "")
+        if cell.lstrip().startswith("[{"):
+            try:
+                row[column] = json.loads(cell)
+            except json.JSONDecodeError:
+                continue  # text that only looks like a list of messages
+    return row
+
+
+def _object(raw: bytes) -> Mapping[str, Any] | str:
+    try:
+        row = json.loads(raw)
+    except UnicodeDecodeError as error:
+        return f"byte {error.start + 1} is no UTF-8"
+    except json.JSONDecodeError as error:
+        return f"broken JSON ({error.msg}, column {error.colno})"
+    except RecursionError:
+        return "JSON nested too deeply"
+    return row if isinstance(row, dict) else f"{_name(row)}, not an object"
+
+
+def _name(value: object) -> str:
+    return {list: "a list", str: "text", type(None): "null", bool: "true or false"}.get(type(value), "a number")
+
+
+def _skip(text: str, place: int) -> int:
+    found = _SPACE.match(text, place)
+    assert found is not None, "a pattern that matches nothing matches anywhere"
+    return found.end()
+
+
+def _refuse_utf16(start: bytes, path: Path) -> None:
+    if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise DataError(f"{path.name} is UTF-16; save it as UTF-8")

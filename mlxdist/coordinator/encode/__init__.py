@@ -1,0 +1,1 @@
+"""One row in, tokens and targets out."""

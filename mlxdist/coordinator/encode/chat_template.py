@@ -1,0 +1,62 @@
+"""The chat template of a run: the tokenizer's own or the run's, its arguments, and system turns that it refuses."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlxdist.coordinator.encode.messages import Messages
+from mlxdist.coordinator.encode.row_errors import RowError
+from mlxdist.protocol.errors import DataError
+
+NO_TEMPLATE = (
+    "this model's tokenizer has no chat template, and rows of messages need one: "
+    "set data.chat_template to the template's text or file, or use a chat model"
+)
+
+
+@dataclass
+class ChatTemplate:
+    """Messages to text, a `Renderer`. A system turn that the template refuses goes into the first user turn."""
+
+    apply: Any  # mlx-lm's apply_chat_template, None where there is no template
+    kwargs: Mapping[str, Any] = field(default_factory=dict)  # the run's own, below a row's
+    folded: bool = False  # whether a system turn had to be moved
+    _takes_system: bool | None = None
+
+    def render(self, messages: Messages, add_generation_prompt: bool, **kwargs: Any) -> str:
+        """The conversation as the model reads it. Raises RowError with the template's words, DataError without one."""
+        if self.apply is None:
+            raise DataError(NO_TEMPLATE)
+        if messages and messages[0]["role"] == "system" and not self._system_fits():
+            messages = self._fold(messages)
+        return self._call(messages, add_generation_prompt, {**self.kwargs, **kwargs})
+
+    def _call(self, messages: Messages, add_generation_prompt: bool, kwargs: Mapping[str, Any]) -> str:
+        try:
+            text = self.apply(list(messages), tokenize=False, add_generation_prompt=add_generation_prompt, **kwargs)
+        except Exception as error:  # a template is a program of its own and raises what it likes
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise RowError(f"the chat template refuses this conversation: {reason}") from error
+        return str(text)
+
+    def _system_fits(self) -> bool:
+        """Whether the template takes a system turn: asked once, with a conversation that it cannot refuse otherwise."""
+        if self._takes_system is None:
+            user = {"role": "user", "content": "a"}
+            try:
+                self._call([user], True, self.kwargs)
+                self._call([{"role": "system", "content": "b"}, user], True, self.kwargs)
+                self._takes_system = True
+            except RowError:
+                self._takes_system = False
+        return self._takes_system
+
+    def _fold(self, messages: Messages) -> Messages:
+        """The system turn in front of the first user turn, as a paragraph of its own."""
+        system, *rest = messages
+        first = next((place for place, message in enumerate(rest) if message["role"] == "user"), None)
+        if first is None:
+            raise RowError("the chat template takes no system turn, and there is no user turn to put it into")
+        rest[first] = {**rest[first], "content": f"{system['content']}\n\n{rest[first]['content']}"}
+        self.folded = True
+        return rest

@@ -1,0 +1,145 @@
+"""What a row's fields may hold: texts and conversations, checked before anything is rendered.
+
+Every function raises RowError with a reason that names the field.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from mlxdist.coordinator.encode.row_errors import RowError
+
+Message = dict[str, Any]
+Messages = Sequence[Mapping[str, Any]]
+
+TEXT_OR_MESSAGES = "text or a list of messages"
+
+# The other spelling of conversations, {"from": …, "value": …}, and its names of roles.
+OTHER_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant"}
+
+
+class Renderer(Protocol):
+    """Messages to text."""
+
+    def render(self, messages: Messages, add_generation_prompt: bool, **kwargs: Any) -> str:
+        """The conversation as the model reads it; with `add_generation_prompt`, up to where the assistant speaks."""
+        ...
+
+
+def last_assistant(messages: Messages) -> int:
+    """The place of the last assistant turn, -1 for none."""
+    return max((place for place, message in enumerate(messages) if message.get("role") == "assistant"), default=-1)
+
+
+def text_of(value: object, field: str) -> str:
+    """`value` if it is text."""
+    if not isinstance(value, str):
+        raise RowError(f"{field} is {_kind(value)}, not text")
+    if not value.isascii():
+        _check_unicode(value, field)
+    return value
+
+
+def filled_text(value: object, field: str) -> str:
+    """`value` if it is text and not blank."""
+    text = text_of(value, field)
+    if not text.strip():
+        raise RowError(f"{field} is empty")
+    return text
+
+
+def messages_of(value: object, field: str, wanted: str = "a list of messages") -> list[Message]:
+    """The messages of a conversation, each with role and content as text, fields that are null left out.
+
+    {"from", "value"} pairs are read as {"role", "content"}, lists of text parts as one text.
+    """
+    if not isinstance(value, list):
+        raise RowError(f"{field} is {_kind(value)}, not {wanted}")
+    if not value:
+        raise RowError(f"{field} is an empty list")
+    return [_message(each, f"{field}[{place}]") for place, each in enumerate(value)]
+
+
+def as_messages(value: object, field: str, role: str) -> list[Message]:
+    """A conversation as it is; a text as one message of `role`."""
+    if isinstance(value, str):
+        return [{"role": role, "content": filled_text(value, field)}]
+    return messages_of(value, field, TEXT_OR_MESSAGES)
+
+
+def tools_of(value: object) -> list[Any] | None:
+    """The tools of a row: a list, or a list as JSON text; null and an empty list are none."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError as error:
+            raise RowError(f"tools is text that is no JSON ({error.msg})") from error
+    if value is None or value == []:
+        return None
+    if not isinstance(value, list):
+        raise RowError(f"tools is {_kind(value)}, not a list")
+    return value
+
+
+def kwargs_of(value: object) -> dict[str, Any]:
+    """A row's own arguments for the chat template."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise RowError(f"chat_template_kwargs is {_kind(value)}, not a table of arguments")
+    return value
+
+
+def is_empty_turn(message: Mapping[str, Any]) -> bool:
+    """Whether a message says nothing: no content, no reasoning, no tool call."""
+    spoken = (message.get(key) for key in ("content", "reasoning_content", "thinking"))
+    return not message.get("tool_calls") and not any(isinstance(text, str) and text.strip() for text in spoken)
+
+
+def _message(value: object, field: str) -> Message:
+    if not isinstance(value, dict):
+        raise RowError(f"{field} is {_kind(value)}, not a message with role and content")
+    message = {key: item for key, item in value.items() if item is not None}
+    if "role" not in message and "from" in message:
+        said = text_of(message.pop("from"), f"{field}.from")
+        message = {"role": OTHER_ROLES.get(said, said), "content": message.pop("value", None), **message}
+    if "role" not in message:
+        raise RowError(f"{field} has no role")
+    if not text_of(message["role"], f"{field}.role"):
+        raise RowError(f"{field}.role is empty")
+    content = message.get("content", "" if message.get("tool_calls") else None)
+    if content is None:
+        raise RowError(f"{field}.content is missing")
+    if isinstance(content, list):
+        return {**message, "content": _joined(content, field)}
+    return {**message, "content": text_of(content, f"{field}.content")}
+
+
+def _joined(parts: list[Any], field: str) -> str:
+    texts = []
+    for place, part in enumerate(parts):
+        if not isinstance(part, dict) or part.get("type", "text") != "text":
+            kind = part.get("type") if isinstance(part, dict) else _kind(part)
+            raise RowError(f"{field}.content[{place}] is {kind}; only text parts are trained")
+        texts.append(text_of(part.get("text"), f"{field}.content[{place}].text"))
+    return "".join(texts)
+
+
+def _check_unicode(text: str, field: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        what = "a byte that is no UTF-8" if 0xDC80 <= code <= 0xDCFF else f"half a character (\\u{code:04x})"
+        raise RowError(f"{field} has {what} at place {error.start + 1}") from error
+
+
+def _kind(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return f"{str(value).lower()}"
+    if isinstance(value, int | float):
+        return f"a number ({value})"
+    kinds = ((str, "text"), (list, "a list"), (dict, "an object"))
+    return next((name for kind, name in kinds if isinstance(value, kind)), type(value).__name__)

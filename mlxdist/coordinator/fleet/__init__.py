@@ -1,0 +1,1 @@
+"""Threads, sockets and processes around the cluster."""

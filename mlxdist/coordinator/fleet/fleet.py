@@ -1,0 +1,289 @@
+"""The fleet as the training loop sees it: ask for a gradient or scores, get the sum. Behind it: the cluster.
+
+One poller thread carries the messages. The caller's thread adds partials up and saves, so that neither a large sum nor
+a slow disk delays a message. Without a thread (`threaded=False`) the caller carries them itself, for tests.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+import numpy as np
+
+from mlxdist.coordinator.cluster.audit import Answer, Audit, TaintedError, answer_of, with_rows
+from mlxdist.coordinator.cluster.cluster import Cluster
+from mlxdist.coordinator.cluster.settings import NodeNews
+from mlxdist.coordinator.fleet.launch import Ended
+from mlxdist.coordinator.fleet.sleep_detector import Absence
+from mlxdist.coordinator.schedule.rounds import Request, Round, RowNumbers
+from mlxdist.protocol.errors import NodeError
+from mlxdist.protocol.messages import Loaded
+from mlxdist.protocol.numerics import Promise, promise
+from mlxdist.protocol.transport import Hub
+from mlxdist.protocol.tree import Span, TreeSum
+from mlxdist.protocol.vectors import Vector
+
+T = TypeVar("T")
+
+POLL_SECONDS = 0.25
+GOODBYE_SECONDS = 2.0
+
+
+class Fleet:
+    """All nodes behind one door."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        hub: Hub,
+        *,
+        on_news: Callable[[NodeNews], None] = lambda news: None,
+        watch: Callable[[], Iterable[Ended]] = tuple,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        audit: Audit | None = None,
+        threaded: bool = True,
+    ) -> None:
+        """`on_news` is called in the caller's thread while it waits; `watch` reports supervisors that ended."""
+        self._cluster, self._hub, self._clock = cluster, hub, clock
+        self._on_news, self._watch, self._audit = on_news, watch, audit or Audit()
+        self._changed = threading.Condition()
+        self._closing = False
+        self._absence = Absence(clock, wall)
+        self._lent: Vector | None = None  # the last sum, given back at the next request
+        self._freed: list[Vector] = []
+        self._thread = threading.Thread(target=self._carry, name="poller", daemon=True) if threaded else None
+        if self._thread is not None:
+            self._thread.start()
+
+    # ---- what the loop asks
+
+    def wait_for_model(self) -> Loaded:
+        """The first worker's description of the loaded model. Raises what the nodes fail with."""
+        return self._wait(lambda: self._cluster.introduction)
+
+    def wait_for_nodes(self, expected: int, min_nodes: int, timeout: float) -> int:
+        """Wait for all `expected` nodes, or after `timeout` seconds go on with `min_nodes`; how many are ready.
+
+        Raises NodeError when there are fewer by then.
+        """
+        started = self._clock()
+
+        def enough() -> int | None:
+            ready = len(self._cluster.ready())
+            if ready >= max(expected - len(self._cluster.members.given_up), min_nodes):
+                return ready
+            if self._clock() - started <= timeout:
+                return None
+            if ready < min_nodes:
+                raise NodeError(
+                    f"{ready} of {expected} nodes are ready after {timeout:.0f} s, and {min_nodes} are needed: look at "
+                    "the logs of the others, lower coordinator.min_nodes, or raise timing.start_timeout"
+                )
+            return ready
+
+        return self._wait(enough)
+
+    def send_adapter(self, version: int, vector: Vector) -> None:
+        """Start a new adapter version on its way to all nodes. `vector` must not change afterwards."""
+        with self._at_this_time() as cluster:
+            cluster.set_adapter(version, vector)
+        self._hub.wake()
+
+    def send_reference(self, vector: Vector) -> None:
+        """The reference's adapter, for every node once, before its first work. `vector` must not change afterwards."""
+        with self._at_this_time() as cluster:
+            cluster.set_reference(vector)
+        self._hub.wake()
+
+    def gradient(self, request: Request) -> tuple[Vector, Sequence[RowNumbers]]:
+        """The grad_sum over all leaves, and each leaf's row numbers. The vector is valid until the next call.
+
+        Raises TaintedError when an audit has found a node whose numbers were wrong: ask for the whole step anew.
+        """
+        with self._changed:
+            request = self._audit.plan(request, len(self._cluster.ready()))
+        self._take_back_sum()
+        current = self._begin(request)
+        total = TreeSum(len(request.leaves), self._add)
+        answers: dict[int, list[Answer]] = {}
+        for span, vector in self._partials(current):
+            if span.start in request.apart:
+                answers[span.start] = [answer_of(current.senders[span], vector)]
+            total.put(span, vector)
+        self._lent = total.result
+        if answers:
+            self._look_twice(request, {leaf: with_rows(current, leaf, one) for leaf, one in answers.items()})
+        return total.result, current.numbers_in_row_order()
+
+    def _look_twice(self, request: Request, answers: dict[int, list[Answer]]) -> None:
+        """Have the audited leaves computed on other nodes until it is known who is right."""
+        while True:
+            with self._changed:
+                canaries = {node.name: node.canary for node in self._cluster.ready()}
+                spare = set(self._cluster.work.spare)
+            question, verdicts = self._audit.questions(request, answers, canaries, spare)
+            if question is None:
+                break
+            current = self._begin(question)
+            for span, vector in self._partials(current):
+                answers[span.start] += with_rows(current, span.start, [answer_of(current.senders[span], vector)])
+                self._freed.append(vector)
+        with self._changed:
+            tainted = self._audit.conclude(request, answers, verdicts, self._cluster)
+        if tainted:
+            raise TaintedError("a node that had part in the step was quarantined")
+
+    def score(self, request: Request) -> Sequence[RowNumbers]:
+        """Each leaf's row numbers."""
+        self._take_back_sum()
+        current = self._begin(request)
+        self._wait(lambda: True if current.complete else None)
+        return current.numbers_in_row_order()
+
+    def promise(self) -> Promise:
+        """What may be said of the bits, from the canaries of the nodes that have answered."""
+        with self._changed:
+            return promise({node.name: node.canary for node in self._cluster.nodes.values() if node.canary})
+
+    def leaves_recomputed(self) -> int:
+        """Leaves that were computed, or begun, more than once so far: after a loss, or as copies of late ones."""
+        with self._changed:
+            current = self._cluster.round
+            return self._cluster.work.leaves_recomputed + (current.recomputed if current is not None else 0)
+
+    @property
+    def audited(self) -> int:
+        """Leaves that were computed on a second node too, and compared."""
+        return self._audit.audited
+
+    def peak_gb(self) -> float:
+        """The highest memory peak of any node so far, in GB (10^9 bytes)."""
+        with self._changed:
+            return max((node.peak_bytes for node in self._cluster.nodes.values()), default=0) / 1e9
+
+    def node_speeds(self) -> dict[str, float]:
+        """Measured tokens per second, padding included, of every node that has worked."""
+        with self._changed:
+            speeds = {node.name: node.tokens_per_second for node in self._cluster.ready()}
+        return {name: speed for name, speed in speeds.items() if speed}
+
+    @property
+    def most_vectors_held(self) -> int:
+        """The largest number of partials that the coordinator held at a time."""
+        return self._cluster._uploads.most_held
+
+    def close(self, reason: str) -> None:
+        """Say goodbye to all nodes, wait a moment for their answers, and close the ports."""
+        with self._changed:
+            self._cluster.goodbye(reason)
+        self._hub.wake()
+        deadline = self._clock() + GOODBYE_SECONDS
+        while not self._all_left() and self._clock() < deadline:
+            if self._thread is None:
+                self._pump(0.0)
+                break
+            with self._changed:
+                self._changed.wait(0.05)
+        self._closing = True
+        self._hub.wake()
+        if self._thread is not None:
+            self._thread.join()
+        self._hub.close()
+
+    # ---- helpers
+
+    @contextmanager
+    def _at_this_time(self) -> Iterator[Cluster]:
+        """The cluster under the lock, knowing what time it is."""
+        with self._changed:
+            self._cluster.now = self._clock()
+            yield self._cluster
+
+    def _take_back_sum(self) -> None:
+        if self._lent is not None:
+            self._freed.append(self._lent)
+            self._lent = None
+
+    def _begin(self, request: Request) -> Round:
+        self._give_back()
+        with self._at_this_time() as cluster:
+            cluster.begin(request)
+            current = cluster.round
+        assert current is not None
+        self._hub.wake()
+        return current
+
+    def _partials(self, current: Round) -> Iterator[tuple[Span, Vector]]:
+        """The partials of a round as they come, until it is complete."""
+        while found := self._wait(lambda: self._cluster.fetch_partials() or ([] if current.complete else None)):
+            yield from found
+            self._give_back()
+
+    def _add(self, left: Vector, right: Vector) -> Vector:
+        np.add(left, right, out=left)
+        self._freed.append(right)
+        return left
+
+    def _give_back(self) -> None:
+        freed, self._freed = self._freed, []
+        if freed:
+            with self._at_this_time() as cluster:
+                cluster.release(freed)
+            self._hub.wake()
+
+    def _wait(self, look: Callable[[], T | None]) -> T:
+        """Until `look`, called under the lock, finds something. Raises the cluster's failure."""
+        while True:
+            with self._changed:
+                for ended in self._watch():
+                    self._cluster.members.supervisor_ended(ended.name, ended.error, ended.final)
+                failure, found = self._cluster.failure, None
+                if failure is None:
+                    found = look()
+                    if found is None and self._thread is not None:
+                        self._changed.wait(POLL_SECONDS)
+                news = [self._cluster.news.popleft() for _ in range(len(self._cluster.news))]
+            for item in news:
+                self._on_news(item)
+            if failure is not None:
+                raise failure
+            if found is not None:
+                return found
+            if self._thread is None:
+                self._pump(0.0)
+
+    def _all_left(self) -> bool:
+        return all(node.gone for node in self._cluster.nodes.values())
+
+    def _carry(self) -> None:
+        try:
+            while not self._closing:
+                self._pump(POLL_SECONDS)
+        except Exception as error:  # told to the waiting thread, which raises it
+            with self._changed:
+                failure = NodeError(f"the coordinator's message thread failed: {error!r}")
+                failure.__cause__ = error
+                self._cluster.failure = failure
+                self._changed.notify_all()
+
+    def _pump(self, timeout: float) -> None:
+        parcels = self._hub.receive(timeout)
+        with self._changed:
+            gap, asleep = self._absence.since_last_look(timeout + self._cluster.rules.beat_seconds)
+            now = self._clock()
+            if gap or asleep:
+                self._cluster.slept(gap, asleep, now)
+            for parcel in parcels:
+                self._cluster.receive(parcel, now)
+            self._cluster.tick(now)
+            outgoing = self._cluster.take_outgoing()
+            if parcels:
+                self._changed.notify_all()
+        unsent = [parcel for parcel in outgoing if not self._hub.send(parcel)]
+        if unsent:
+            with self._changed:
+                for parcel in unsent:
+                    self._cluster.unreachable(parcel, self._clock())

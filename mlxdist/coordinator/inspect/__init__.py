@@ -1,0 +1,1 @@
+"""`mlxdist inspect`: what is in the data and what would be trained."""

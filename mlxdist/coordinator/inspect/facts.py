@@ -1,0 +1,208 @@
+"""What is in the data of a run, counted: the facts of `mlxdist inspect`, as one JSON object.
+
+Shapes: N rows of a file. Lengths are in tokens, or in characters where there is no model to tokenise for.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice, pairwise
+from typing import Any
+
+import numpy as np
+
+from mlxdist.coordinator.batch.batch_order import steps, steps_per_pass
+from mlxdist.coordinator.batch.micro_batches import cut
+from mlxdist.coordinator.batch.row_store import RowStore, StoredRows
+from mlxdist.coordinator.config.advice import weight_ranges
+from mlxdist.coordinator.config.schema import PreferenceConfig, RunConfig
+from mlxdist.coordinator.data.checks import FITS, length_that_fits
+from mlxdist.coordinator.data.ingest import ReadFile
+from mlxdist.coordinator.encode.tokenizer import Tokenizer
+from mlxdist.protocol.leaves import Leaf, Row
+
+PERCENTILES = (10, 50, 90, 99)
+BINS = 8
+LEAVES_LOOKED_AT = 20_000  # enough to know the padding of a pass to a tenth of a percent
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Rows of lengths from `low` to `high`, both included."""
+
+    low: int
+    high: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive tokens of one kind, as text."""
+
+    text: str
+    trained: bool
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One row as the model reads it: one list of pieces, two for a pair."""
+
+    where: str
+    branches: list[list[Piece]]
+
+
+@dataclass(frozen=True)
+class Labels:
+    """KTO's classes, and the ranges of weights that balance them, TRL's."""
+
+    desirable: int
+    undesirable: int
+    desirable_weight: tuple[float, float] | None
+    undesirable_weight: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """One file of a run."""
+
+    split: str
+    name: str
+    shape: str
+    rows: int  # that can be trained on
+    faulty: int
+    duplicates: int  # rows that are the same as an earlier one
+    lengths: dict[str, float]
+    histogram: list[Bin]
+    fits: dict[str, int]  # share of the rows in percent -> the max_length that cuts none of them
+    cut: int
+    tokens: int  # of all rows, after the cut
+    trained: int  # of these, the targets
+    labels: Labels | None
+
+
+@dataclass(frozen=True)
+class BatchFacts:
+    """What the order and the leaves make of the training rows."""
+
+    size: int
+    micro_size: int
+    grad_accum_steps: int
+    steps_per_pass: int
+    padding: float  # part of the leaves' places that hold no token
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """Everything that `inspect` shows."""
+
+    data: str
+    method: str
+    model: str
+    unit: str  # tokens | characters
+    files: list[FileFacts]
+    batch: BatchFacts | None
+    samples: list[Sample]
+    notes: list[str]
+    faults: list[dict[str, Any]]  # where, reason
+    refused: list[str]  # why a run would not start
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+def file_facts(split: str, file: ReadFile, config: RunConfig) -> FileFacts:
+    """The facts of one file."""
+    data = StoredRows(file.store)
+    lengths = data.lengths.tolist()
+    tokens = trained = 0
+    for index in range(len(data)):
+        for row in data.rows(index):
+            tokens, trained = tokens + len(row.ids), trained + int(row.targets.sum())
+    return FileFacts(
+        split,
+        file.store.name,
+        file.shape,
+        len(data),
+        len(file.faults),
+        duplicates(file.store),
+        _lengths(lengths),
+        histogram(lengths),
+        {f"{share:.0%}": length_that_fits(lengths, share) for share in FITS} if lengths else {},
+        sum(length > config.batch.max_length for length in lengths),
+        tokens,
+        trained,
+        None if data.labels is None else _labels(data.labels.tolist(), config.preference),
+    )
+
+
+def duplicates(store: RowStore) -> int:
+    """How many rows have the tokens, targets and label of an earlier one."""
+    seen = set()
+    for index in range(len(store)):
+        key = hashlib.blake2b(bytes([store.labels[index]]), digest_size=16)
+        for words in store.sequences(index):
+            key.update(len(words).to_bytes(8, "little") + words.tobytes())
+        seen.add(key.digest())
+    return len(store) - len(seen)
+
+
+def histogram(lengths: Sequence[int]) -> list[Bin]:
+    """Equal bins from the shortest to the length that fits 99 %, and one for what is longer."""
+    if not lengths:
+        return []
+    low, high, longest = min(lengths), length_that_fits(lengths, 0.99), max(lengths)
+    width = max(-(-(high - low + 1) // BINS), 1)
+    edges = [*range(low, high + 1, width), high + 1, longest + 1]
+    counted = (sum(start <= length < end for length in lengths) for start, end in pairwise(edges))
+    bins = zip(pairwise(edges), counted, strict=True)
+    return [Bin(start, end - 1, rows) for (start, end), rows in bins if start < end]
+
+
+def batch_facts(data: StoredRows, config: RunConfig) -> BatchFacts:
+    """The facts of one pass."""
+    batch, method = config.batch, config.method
+    per_pass = steps_per_pass(len(data), batch, method)
+    order = islice(steps(data.lengths.tolist(), batch, method), per_pass)
+    leaves = (leaf for step in order for leaf in cut(step, data, batch.micro_size, batch.max_length, method))
+    part = padding(islice(leaves, LEAVES_LOOKED_AT))
+    return BatchFacts(batch.size, batch.micro_size, batch.grad_accum_steps, per_pass, part)
+
+
+def padding(leaves: Iterable[Leaf]) -> float:
+    """The part of the leaves' places that hold no token, 0 to 1."""
+    places = tokens = 0
+    for leaf in leaves:
+        places += sum(leaf.widths) * (len(leaf.rows) // len(leaf.widths))
+        tokens += sum(len(row.ids) for row in leaf.rows)
+    return (places - tokens) / places if places else 0.0
+
+
+def samples(data: StoredRows, tokenizer: Tokenizer) -> list[Sample]:
+    """The first row, the middle one and the last."""
+    chosen = sorted({0, len(data) // 2, len(data) - 1}) if len(data) else []
+    return [Sample(data.where(index), [pieces(row, tokenizer) for row in data.rows(index)]) for index in chosen]
+
+
+def pieces(row: Row, tokenizer: Tokenizer) -> list[Piece]:
+    """A row's tokens as text, parted where trained and untrained meet."""
+    borders = [0, *(np.flatnonzero(np.diff(row.targets)) + 1).tolist(), len(row.ids)]
+    return [
+        Piece(tokenizer.decode(row.ids[start:end].tolist()), bool(row.targets[start]))
+        for start, end in pairwise(borders)
+        if start < end
+    ]
+
+
+def _lengths(lengths: Sequence[int]) -> dict[str, float]:
+    if not lengths:
+        return {}
+    percentiles = {f"p{share}": length_that_fits(lengths, share / 100) for share in PERCENTILES}
+    return {"min": min(lengths), **percentiles, "max": max(lengths), "mean": sum(lengths) / len(lengths)}
+
+
+def _labels(labels: Sequence[int], preference: PreferenceConfig) -> Labels:
+    good, bad = sum(labels), len(labels) - sum(labels)
+    set_weights = (preference.desirable_weight, preference.undesirable_weight)
+    weights = weight_ranges(good, bad, *set_weights) if good and bad else (None, None)
+    return Labels(good, bad, *weights)

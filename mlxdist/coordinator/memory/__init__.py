@@ -1,0 +1,1 @@
+"""How much memory a run needs, and the settings that make it fit."""

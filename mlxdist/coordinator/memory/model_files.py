@@ -1,0 +1,118 @@
+"""What a model's files say of it without its parameters being loaded: config.json and the headers of safetensors.
+
+A header is a few kilobytes in front of the tensors. Names in the files may differ from those in mlx-lm's model (it
+renames and stacks experts), so sizes are sums over names and not the model's own.
+"""
+
+import json
+import re
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlxdist.coordinator.config.schema import LoraConfig
+from mlxdist.protocol.errors import ConfigError
+from mlxdist.protocol.ranks import Module, ranks
+
+LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.(.+)\.weight$")
+HEADER_LIMIT = 100 * 2**20  # a longer header is no header
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor of a file: its type as safetensors calls it, its shape and its bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """A model's configuration and tensors; no tensors where only the configuration is on this machine."""
+
+    config: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all parameters."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    @property
+    def half(self) -> bool:
+        """Whether the model computes in 16 bits: its norms or scales are."""
+        return any(tensor.dtype in ("F16", "BF16") for tensor in self.tensors.values())
+
+
+def find_model(model: str) -> Path | None:
+    """The folder of a model: the folder itself, or where the hub's cache has the id; None where it is on neither."""
+    if (Path(model) / "config.json").is_file():
+        return Path(model)
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(model, "config.json")
+    except HFValidationError:
+        return None
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def read_model(folder: Path) -> ModelFiles:
+    """The configuration and the tensors' shapes in `folder`. Raises ConfigError for files that cannot be read."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        tensors: dict[str, Tensor] = {}
+        for path in sorted(folder.glob("model*.safetensors")):
+            tensors.update(_header(path))
+    except (OSError, ValueError, KeyError, struct.error) as error:
+        raise ConfigError(f"model = {str(folder)!r}: its files cannot be read ({error}); copy them again") from error
+    return ModelFiles(config, tensors)
+
+
+def _header(path: Path) -> Iterator[tuple[str, Tensor]]:
+    with path.open("rb") as file:
+        (size,) = struct.unpack("<Q", file.read(8))
+        if size > HEADER_LIMIT:
+            raise ValueError(f"{path.name} is no safetensors file")
+        header = json.loads(file.read(size))
+    for name, about in header.items():
+        if name != "__metadata__":
+            start, end = about["data_offsets"]
+            yield name, Tensor(about["dtype"], tuple(about["shape"]), end - start)
+
+
+def adapter_elements(files: ModelFiles, lora: LoraConfig) -> int:
+    """The trainable parameters of a LoRA adapter on this model; ranks by_kl are counted as by_bits."""
+    modules, sizes = _targets(files, lora.target_modules)
+    layers = 1 + max((layer for layer, _ in sizes.values()), default=-1)
+    first = 0 if lora.num_layers < 0 else layers - lora.num_layers
+    rank_of = ranks(modules, lora.rank, lora.rank_scaling, {})
+    return sum(rank_of[path] * features for path, (layer, features) in sizes.items() if layer >= first)
+
+
+def _targets(files: ModelFiles, names: Sequence[str]) -> tuple[list[Module], dict[str, tuple[int, int]]]:
+    """The target modules, and of each its layer and the features that one rank costs: inputs and outputs."""
+    group = _quantization(files.config).get("group_size", 64)
+    modules, sizes = [], {}
+    for name, tensor in files.tensors.items():
+        found = LAYER.search(name)
+        if found is None or not any(found[2] == one or found[2].endswith(f".{one}") for one in names):
+            continue
+        path, (*experts, outputs, inputs) = name.removesuffix(".weight"), tensor.shape
+        bits = 0
+        if (scales := files.tensors.get(f"{path}.scales")) is not None:
+            own = _quantization(files.config).get(path)
+            width = scales.shape[-1] * (own.get("group_size", group) if isinstance(own, dict) else group)
+            bits, inputs = inputs * 32 // width, width
+        modules.append(Module(path, found[2], bits))
+        sizes[path] = (int(found[1]), (experts[0] if experts else 1) * (outputs + inputs))
+    return modules, sizes
+
+
+def _quantization(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = config.get("quantization") or config.get("quantization_config") or {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,301 @@
+"""How much memory a leaf's backward takes, predicted from the model's configuration: what "auto" and `plan` go by.
+
+The shape of the formulas is counted by hand, what a layer keeps for its backward; the coefficients were fitted to peaks
+measured over 54 llama-like shapes (docs/memory.md has the table that holds them against the bench's cells). MLX frees
+what nothing needs any more, so a phase's peak is what it holds at its widest moment.
+
+Shapes: B rows padded together, L positions, P picked positions, D hidden size, V vocabulary. All results are bytes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mlxdist.protocol.budget import WORKER_BYTES, said_bytes
+
+WHOLE_GRAPH = 0  # a segment size: every layer's activations are kept
+SEGMENT_SIZES = (WHOLE_GRAPH, 1)  # what "auto" chooses from: larger segments take more memory and were no faster
+CHUNKS = (512, 256, 128, 64, 32)  # positions of the head at a time that "auto" chooses from
+ADAPTER_BYTES = 4  # adapters and their gradients are float32
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """The sizes of a model that its activations depend on."""
+
+    layers: int
+    hidden: int  # D
+    heads: int
+    query: int  # features of all query heads
+    key_value: int  # features of all key heads (and as many of the values)
+    expanded: int  # features inside the MLP that one token passes; with experts, those of all that it is sent to
+    vocabulary: int  # V
+    half: bool  # activations of 2 bytes, not 4
+    heavier: float = 1.0  # times what a llama of these sizes keeps
+    state_layers: int = 0  # of linear attention
+    state: int = 0  # elements of the state that such a layer keeps for every position
+    state_values: int = 0  # features of its values
+    unmeasured: str = ""  # the architecture's name, where nobody measured one: it is taken for a llama
+
+
+@dataclass(frozen=True, slots=True)
+class LeafSize:
+    """The largest leaf of a run."""
+
+    length: int  # L, positions of the padded rows
+    picked: int  # P, targets of all rows of a micro-batch
+    rows: int = 1  # B, rows (pairs for DPO)
+    batches: int = 1  # micro-batches that one loss needs: 2 for DPO
+    adapter: int = 0  # trainable parameters
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What "auto" stands for."""
+
+    segment_size: int  # 0 = the whole graph
+    head_chunk: int
+    peak: int  # bytes above the model, predicted
+
+
+@dataclass(frozen=True, slots=True)
+class _Coefficients:
+    """Bytes per position (of B * L) and feature; for scores per element of B * heads * L * L."""
+
+    hidden: float
+    expanded: float
+    query: float
+    key_value: float
+    scores: float
+    once_hidden: float  # these once per segment: what its backward needs beside what was kept
+    once_expanded: float
+    once_query: float
+    once_scores: float
+    logits: float  # bytes per element of a chunk of logits
+    logits_in_graph: float  # the same where the whole graph is computed at once
+
+
+# What layers of linear attention hold beside a llama's (the gated delta rule of qwen3_next): training goes through them
+# position by position. Bytes per element of the state and position, and per feature of the values and two positions.
+_STATE_KEPT, _STATE_ONCE, _STATE_VALUES_ONCE = 4.0, 7.0, 1.2
+
+# Architectures that were measured (scripts/check_memory_model.py) and take what a llama of their sizes takes, within a
+# fifth; and those that take more: scores computed by hand, several streams, states.
+_LIKE_LLAMA = ("kimi_linear", "lfm2", "llama", "mistral", "olmo_hybrid", "qwen2", "qwen3", "qwen3_5", "qwen3_next")
+_HEAVIER = {
+    "deepseek_v3": 1.3,
+    "falcon_h1": 1.7,
+    "gemma2": 1.4,
+    "gemma3": 1.2,
+    "gemma3n": 1.9,
+    "gemma4": 1.7,
+    "gpt_oss": 1.4,
+    "mamba2": 2.9,
+    "nemotron_h": 1.7,
+}
+
+# A half-precision model keeps more than half: its LoRA layers multiply copies of their inputs in float32.
+_FLOAT32 = _Coefficients(12.1, 18.5, 13.1, 15.8, 4.2, 0.0, 0.0, 25.5, 6.3, 4.3, 10.8)
+_HALF = _Coefficients(31.4, 11.9, 4.3, 5.5, 2.3, 2.4, 12.1, 14.2, 1.8, 6.2, 7.2)
+
+
+def shape_of(config: Mapping[str, Any]) -> ModelShape:
+    """The shape in a model's config.json, of whatever architecture; a text_config inside is taken.
+
+    Raises KeyError for a configuration without layers, hidden size or vocabulary.
+    """
+    text = {**config, **config.get("text_config", {})}
+    hidden = _first(text, "hidden_size", "n_embd", "d_model", "model_dim")
+    heads = _first(text, "num_attention_heads", "n_head", "n_heads", default=1)
+    head_size = int(text.get("head_dim") or hidden // heads)
+    kv_heads = _first(text, "num_key_value_heads", "n_kv_heads", default=heads)
+    dense = _first(text, "intermediate_size", "ffn_hidden_size", "n_inner", "hidden_dim", default=4 * hidden)
+    sent_to = _first(text, "num_experts_per_tok", "moe_topk", "moe_top_k", default=0)
+    expert = _first(text, "moe_intermediate_size", "expert_ffn_hidden_size", default=dense)
+    always = _first(text, "shared_expert_intermediate_size", default=0)
+    always += _first(text, "n_shared_experts", "num_shared_experts", default=0) * expert
+    architecture = str(text.get("model_type", ""))
+    families = [family for family in (*_LIKE_LLAMA, *_HEAVIER) if architecture.startswith(family)]
+    layers = _first(text, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    states, state_heads, state_keys, state_values = _linear_attention(text, layers)
+    return ModelShape(
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        query=heads * head_size,
+        key_value=kv_heads * head_size,
+        expanded=sent_to * expert + always if sent_to else dense,
+        vocabulary=_first(text, "vocab_size"),
+        half="32" not in str(text.get("dtype") or text.get("torch_dtype") or ""),
+        heavier=_HEAVIER.get(max(families, key=len, default=""), 1.0),
+        state_layers=states,
+        state=state_heads * state_keys * state_values,
+        state_values=state_heads * state_values,
+        unmeasured="" if families else architecture or "model of unknown architecture",
+    )
+
+
+def peak(shape: ModelShape, leaf: LeafSize, *, segment_size: int, head_chunk: int) -> int:
+    """Peak memory of one leaf's gradient above the model and its adapter."""
+    element = 2 if shape.half else 4
+    positions = leaf.rows * leaf.length
+    adapter = leaf.adapter * ADAPTER_BYTES
+    head_states = leaf.batches * leaf.picked * shape.hidden * element
+    logits = min(head_chunk, leaf.picked) * shape.vocabulary
+    if segment_size == WHOLE_GRAPH:
+        kept = leaf.batches * shape.layers * _kept(shape, leaf) + 2 * _once(shape, leaf)
+        kept += _states_held(shape, leaf, leaf.batches * shape.state_layers)
+        return round(kept + logits * _of(shape).logits_in_graph + 2 * head_states + adapter)
+    size = min(segment_size, shape.layers)
+    borders = leaf.batches * (-(-shape.layers // size) - 1) * positions * shape.hidden * element
+    layers = size * _kept(shape, leaf) + _once(shape, leaf) + _states_held(shape, leaf, min(size, shape.state_layers))
+    return round(borders + head_states + adapter + max(logits * _of(shape).logits, layers))
+
+
+def choose(
+    shape: ModelShape, leaf: LeafSize, free: float, *, segment_size: int | None = None, head_chunk: int | None = None
+) -> Settings | None:
+    """The fastest settings whose predicted peak is at most `free` bytes; None when nothing fits.
+
+    Args:
+        shape: of the model.
+        leaf: the largest that the run has.
+        free: bytes beside the model.
+        segment_size: what the user asked for; None for "auto".
+        head_chunk: what the user asked for; None for "auto".
+    """
+    for size in SEGMENT_SIZES if segment_size is None else (segment_size,):
+        chunk = _chunk(shape, leaf, size) if head_chunk is None else head_chunk
+        needed = peak(shape, leaf, segment_size=size, head_chunk=chunk)
+        if needed <= free:
+            return Settings(size, chunk, needed)
+    return None
+
+
+def largest_length(shape: ModelShape, leaf: LeafSize, free: float, **asked: int | None) -> int:
+    """The largest number of positions, every one a target, at which `choose` finds something; 0 for none."""
+    low, high = 0, leaf.length
+    while low < high:
+        middle = (low + high + 1) // 2
+        smaller = LeafSize(middle, leaf.rows * middle, leaf.rows, leaf.batches, leaf.adapter)
+        fits = choose(shape, smaller, free, **asked) is not None
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return low
+
+
+def _of(shape: ModelShape) -> _Coefficients:
+    return _HALF if shape.half else _FLOAT32
+
+
+def _kept(shape: ModelShape, leaf: LeafSize) -> float:
+    """What one layer keeps for its backward."""
+    c = _of(shape)
+    features = (
+        c.hidden * shape.hidden + c.expanded * shape.expanded + c.query * shape.query + c.key_value * shape.key_value
+    )
+    return shape.heavier * leaf.rows * leaf.length * (features + c.scores * shape.heads * leaf.length)
+
+
+def _once(shape: ModelShape, leaf: LeafSize) -> float:
+    """What a segment's backward holds beside that at its widest moment."""
+    c = _of(shape)
+    features = c.once_hidden * shape.hidden + c.once_expanded * shape.expanded + c.once_query * shape.query
+    return shape.heavier * leaf.rows * leaf.length * (features + c.once_scores * shape.heads * leaf.length)
+
+
+def _states_held(shape: ModelShape, leaf: LeafSize, layers: int) -> float:
+    """What `layers` layers of linear attention hold beside that, the one in work included."""
+    if not layers:
+        return 0.0
+    once = _STATE_ONCE * shape.state + _STATE_VALUES_ONCE * shape.state_values * leaf.length
+    return leaf.rows * leaf.length * (layers * _STATE_KEPT * shape.state + once)
+
+
+def _chunk(shape: ModelShape, leaf: LeafSize, segment_size: int) -> int:
+    """The largest chunk whose logits take no more than the layers do anyway."""
+    size = segment_size or 1
+    layers = size * _kept(shape, leaf) + _once(shape, leaf) + _states_held(shape, leaf, min(size, shape.state_layers))
+    fitting = (chunk for chunk in CHUNKS if chunk * shape.vocabulary * _of(shape).logits <= layers)
+    return next(fitting, CHUNKS[-1])
+
+
+def _linear_attention(text: Mapping[str, Any], layers: int) -> tuple[int, int, int, int]:
+    """How many layers have linear attention, its heads, and the features of a key and of a value; zeros without any."""
+    if kimi := text.get("linear_attn_config"):
+        return len(kimi["kda_layers"]), int(kimi["num_heads"]), int(kimi["head_dim"]), int(kimi["head_dim"])
+    names = ("linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim")
+    heads, keys, values = (_first(text, name, default=0) for name in names)
+    full = _first(text, "full_attention_interval", default=0)
+    count = layers - layers // full if full else layers
+    if kinds := text.get("layer_types"):
+        count = list(kinds).count("linear_attention")
+    return (count, heads, keys, values) if heads else (0, 0, 0, 0)
+
+
+def _first(values: Mapping[str, Any], *names: str, default: int | None = None) -> int:
+    for name in names:
+        value = values.get(name)
+        if isinstance(value, (int, float)):
+            return int(value)
+    if default is None:
+        raise KeyError(f"the model's config.json has none of {', '.join(names)}")
+    return default
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a node must hold for a run with settings that are fixed."""
+
+    shape: ModelShape
+    leaf: LeafSize  # the largest of the run
+    settings: Settings
+    model: int  # bytes of parameters and adapter
+
+    @property
+    def total(self) -> int:
+        """Bytes of the model and of the largest leaf's backward."""
+        return self.model + self.settings.peak + WORKER_BYTES
+
+    @property
+    def rows(self) -> str:
+        """What a leaf holds: 'a row', '4 pairs'."""
+        unit = "pair" if self.leaf.batches == 2 else "row"
+        return f"a {unit}" if self.leaf.rows == 1 else f"{self.leaf.rows} {unit}s"
+
+    @property
+    def doubt(self) -> str | None:
+        """What to say where the prediction rests on nothing measured."""
+        if not self.shape.unmeasured:
+            return None
+        return (
+            f"the memory of a {self.shape.unmeasured} is predicted as a llama's of the same sizes, since none was "
+            "measured: train.report_memory = true shows what a step takes"
+        )
+
+    def longest(self, limit: int) -> int:
+        """The largest `batch.max_length` in tokens whose leaf fits under `limit`, whatever the settings; 0 for none."""
+        positions = largest_length(self.shape, self.leaf, limit - self.model - WORKER_BYTES)
+        return positions + 1 if positions else 0
+
+    def refusal(self, limit: int) -> str | None:
+        """Why a node that may use `limit` bytes cannot take part, and what would help; None where it fits."""
+        if self.total <= limit:
+            return None
+        return (
+            f"may use {said_bytes(limit)}, and the run needs {said_bytes(self.total)}: {said_bytes(self.model)} for "
+            f"the model, {said_bytes(WORKER_BYTES)} for its process, {said_bytes(self.settings.peak)} for "
+            f"{self.rows} of {self.leaf.length + 1} tokens. {self._cure(limit)}"
+        )
+
+    def _cure(self, limit: int) -> str:
+        longest = self.longest(limit)
+        if not longest:
+            return "The model does not fit: take a smaller one, or one with fewer bits."
+        cures = []
+        if longest > self.leaf.length:
+            cures.append('memory.segment_size = "auto" and memory.head_chunk = "auto" would make it fit')
+        else:
+            cures.append(f"batch.max_length = {longest} would fit")
+        if self.leaf.rows > 1:
+            cures.append("a smaller batch.micro_size needs less")
+        return "; ".join(cures) + "."

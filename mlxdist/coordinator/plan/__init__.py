@@ -1,0 +1,1 @@
+"""`mlxdist plan`: memory, traffic and time of a run before it starts."""

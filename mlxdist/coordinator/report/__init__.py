@@ -1,0 +1,1 @@
+"""What a run tells: events in metrics.jsonl, lines and a live display on the terminal."""

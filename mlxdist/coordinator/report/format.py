@@ -1,0 +1,116 @@
+"""How numbers are said to a person: the same words on the terminal, in plain lines and in the events' messages."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mlxdist.coordinator.report.goodput import Again, Losses
+
+TROUBLE = ("suspect", "dead", "left")  # states that a person wants to know of
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What one optimizer step has to tell. Rates are over the step's wall seconds."""
+
+    step: int  # 1-based
+    total_steps: int | None  # None where only the time is limited
+    loss: float  # the mean over total_weight
+    grad_norm: float  # before clipping
+    learning_rate: float
+    tokens: int  # supervised tokens of the step
+    tokens_per_second: float  # supervised
+    all_tokens_per_second: float
+    seconds: float
+    peak_gb: float | None = None  # the highest of any node so far
+    say_memory: bool = False  # train.report_memory: the person wants to read the peak, too
+    leaves_recomputed: int = 0  # since the step before
+    extra: Mapping[str, float] = field(default_factory=dict)  # TRL's names: rewards/…, logps/…, kl
+
+
+def step_phrase(report: StepReport) -> str:
+    """'step 10 of 100'."""
+    return f"step {report.step}" + (f" of {report.total_steps}" if report.total_steps is not None else "")
+
+
+def numbers_phrase(report: StepReport) -> str:
+    """'loss 2.3456, 812 tokens/s, 2.4 s a step', with the accuracies of preferences where there are some."""
+    parts = [f"loss {report.loss:.4f}"]
+    if "rewards/accuracies" in report.extra:
+        parts.append(f"rewards/accuracies {report.extra['rewards/accuracies']:.2f}")
+    if report.say_memory and report.peak_gb is not None:
+        parts.append(f"peak {report.peak_gb:.2f} GB")
+    parts += [rate_phrase(report.tokens_per_second), f"{duration_phrase(report.seconds)} a step"]
+    return ", ".join(parts)
+
+
+def val_phrase(step: int, loss: float, metrics: Mapping[str, float]) -> str:
+    """'validation after step 50: loss 1.2345, rewards/accuracies 0.75'."""
+    numbers = [f"loss {loss:.4f}", *(f"{name} {value:.4g}" for name, value in metrics.items() if name != "loss")]
+    return f"validation after step {step}: {', '.join(numbers)}"
+
+
+def node_phrase(name: str, state: str, message: str) -> str:
+    """'mini-1: dead, not heard for 15 s; 2 leaves go to others'; a state that says nothing more is left out."""
+    parts = [state] if state in TROUBLE or not message else []
+    return f"{name}: {', '.join([*parts, *([message] if message else [])])}"
+
+
+def again_phrase(step: int, again: Again) -> str:
+    """'going on after step 40; 2 steps that were not saved are done again'."""
+    what = "1 step that was not saved is" if again.steps == 1 else f"{again.steps} steps that were not saved are"
+    return f"going on after step {step}; {what} done again"
+
+
+def losses_phrase(cost: Losses) -> str:
+    """'94 % of the time went into useful steps (goodput); 12 leaves recomputed, 31 s lost, 20 s of it paused'."""
+    parts = []
+    if cost.leaves_recomputed or cost.steps_disturbed:
+        parts.append(f"{cost.leaves_recomputed} {'leaf' if cost.leaves_recomputed == 1 else 'leaves'} recomputed")
+    if cost.steps_again:
+        parts.append(f"{cost.steps_again} {'step' if cost.steps_again == 1 else 'steps'} done again")
+    if parts:
+        parts.append(f"{duration_phrase(cost.seconds_lost)} lost")
+    if cost.seconds_paused:
+        parts.append(f"{duration_phrase(cost.seconds_paused)} of it paused")
+    share = "" if cost.goodput is None else f"{100 * cost.goodput:.0f} % of the time went into useful steps (goodput)"
+    return "; ".join(part for part in (share, ", ".join(parts) or "nothing was lost") if part)
+
+
+def count(number: int, one: str, many: str = "") -> str:
+    """'1 row', '8 rows'."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def rate_phrase(tokens_per_second: float) -> str:
+    """'812 tokens/s'; one decimal below 10."""
+    return f"{tokens_per_second:.{0 if tokens_per_second >= 10 else 1}f} tokens/s"
+
+
+def duration_phrase(seconds: float) -> str:
+    """'0.4 s', '12 s', '3 min 05 s', '2 h 07 min'."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def left_phrase(seconds: float | None) -> str:
+    """', about 12 min left', coarse as a guess should be; empty where there is nothing left or nothing known."""
+    if not seconds:
+        return ""
+    whole = max(round(seconds), 1)
+    if whole < 60:
+        return f", about {whole} s left"
+    return f", about {whole // 60} min left" if 600 <= whole < 3600 else f", about {duration_phrase(whole)} left"
+
+
+def clock_phrase(seconds: float) -> str:
+    """Time since the start in front of a line: '00:12', '1:02:03'."""
+    whole = int(seconds)
+    hours, rest = divmod(whole, 3600)
+    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60:02d}:{rest % 60:02d}"

@@ -1,0 +1,108 @@
+"""The event file read back: what a resumed run needs of its earlier lives, and cutting off what it will do again."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from mlxdist.coordinator.report.goodput import Again, StepTime
+from mlxdist.coordinator.storage.run_folder import write_aside
+
+
+@dataclass(frozen=True, slots=True)
+class BestVal:
+    """The best evaluation: its step, its loss (None: not finite), its checkpoint relative to the run folder."""
+
+    step: int
+    loss: float | None
+    checkpoint: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What the earlier lives of a run have told; empty for a fresh one. A value is None where it was not finite."""
+
+    train_losses: Mapping[int, float | None] = field(default_factory=dict)  # by step
+    vals: Mapping[int, Mapping[str, float | None]] = field(default_factory=dict)  # by step: loss and metrics
+    best: BestVal | None = None
+    wall_seconds: float = 0.0
+    peak_gb: float | None = None
+    step_times: Mapping[int, StepTime] = field(default_factory=dict)  # by step
+    again: Again = field(default_factory=Again)
+    pauses: Mapping[int, float] = field(default_factory=dict)  # seconds in evaluations, by step
+
+
+def read_history(path: Path) -> History:
+    """What `metrics.jsonl` tells; an empty history where there is no such file."""
+    train: dict[int, float | None] = {}
+    vals: dict[int, dict[str, float | None]] = {}
+    best: BestVal | None = None
+    times: dict[int, StepTime] = {}
+    pauses: dict[int, float] = {}
+    wall, peak, again = 0.0, None, Again()
+    for _, event in _events(path):
+        wall = max(wall, event.get("wall_seconds") or 0.0)
+        kind, step = event.get("event"), event.get("step", 0)
+        if kind == "train":
+            train[step] = event["loss"]
+            times[step] = _step_time(event)
+            gb = event.get("peak_gb")
+            peak = gb if peak is None else max(peak, gb or 0.0)
+        elif kind == "val":
+            vals[step] = {"loss": event["loss"], **event["metrics"]}
+            pauses[step] = event.get("seconds_paused", 0.0)
+        elif kind == "checkpoint" and event["best"]:
+            best = BestVal(step, vals.get(step, {}).get("loss"), event["path"])
+        elif kind == "stage" and "steps_again" in event:
+            again = Again(
+                again.steps + event["steps_again"],
+                again.seconds + event["seconds_lost"],
+                again.leaves + event["leaves_recomputed"],
+            )
+    return History(train, vals, best, wall, peak, times, again, pauses)
+
+
+def _step_time(event: Mapping[str, Any]) -> StepTime:
+    seconds = event.get("seconds") or 0.0
+    return StepTime(
+        seconds,
+        (event.get("all_tokens_per_second") or 0.0) * seconds,
+        event.get("disturbed", False),
+        event.get("leaves_recomputed", 0),
+        event.get("seconds_paused", 0.0),
+    )
+
+
+def trim_metrics(path: Path, last_step: int) -> None:
+    """Cut `metrics.jsonl` back to a resumed run's last saved step, so that no step is told twice.
+
+    Events of later steps go, and so do the end of an earlier life and a line that a crash tore. What happened without
+    a step (stages, nodes) stays.
+
+    Raises:
+        SaveError: it could not be written; the old file is kept.
+    """
+    if not path.exists():
+        return
+
+    def kept(stream: BinaryIO) -> None:
+        for line, event in _events(path):
+            if event.get("event") != "done" and event.get("step", 0) <= last_step:
+                stream.write(line + b"\n")
+
+    write_aside(path, kept)
+
+
+def _events(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Each whole line with its event; torn lines are passed over."""
+    if not path.exists():
+        return
+    with path.open("rb") as lines:
+        for line in lines:
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(event, dict):
+                yield line.rstrip(b"\n"), event

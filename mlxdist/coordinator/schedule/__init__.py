@@ -1,0 +1,1 @@
+"""Who computes which leaves and how long that may take; pure."""

@@ -1,0 +1,130 @@
+"""Opening the run folder: refuse one that is taken, keep a second coordinator out, clear what a crash left aside."""
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+from mlxdist.coordinator.storage.run_folder import RunFolder, saving, write_json
+from mlxdist.protocol.errors import UserError
+
+
+@contextmanager
+def open_run(path: Path, *, resume: bool, base_model: str, method: str, created_at: datetime) -> Iterator[RunFolder]:
+    """Make the run folder, or open the one to be resumed, and hold it until the block ends; writes `manifest.json`.
+
+    A folder whose run never finished a step is used again without asking: nothing in it can be lost. The hold is the
+    system's, so it ends with the process however that dies.
+
+    Raises:
+        UserError: the folder holds a run already, is not a run's, holds none to resume, or is in use.
+        SaveError: it cannot be written.
+    """
+    run = RunFolder(path)
+    manifest = read_manifest(run)
+    if path.exists() and not path.is_dir():
+        raise UserError(f"The output {path} is a file, not a folder. Name another `output`.")
+    if resume and manifest is None:
+        raise UserError(f"There is no run to resume in {path}. Leave --resume out to start one there.")
+    if not resume:
+        _refuse_occupied(run, ours=manifest is not None)
+    with saving(path):
+        for folder in (run.checkpoints, run.state, run.logs):
+            folder.mkdir(parents=True, exist_ok=True)
+    with _held(run):
+        with saving(path):
+            _clear(run, resume)
+        write_json(
+            run.manifest,
+            {
+                "version": 1,
+                "base_model": base_model,
+                "adapter_path": str(path.resolve()),
+                "method": method,
+                "created_at": manifest["created_at"]
+                if resume and manifest
+                else created_at.isoformat(timespec="seconds"),
+            },
+        )
+        yield run
+
+
+def read_manifest(run: RunFolder) -> dict[str, object] | None:
+    """The run's manifest, or None where there is none of ours."""
+    try:
+        manifest = json.loads(run.manifest.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return manifest if isinstance(manifest, dict) and {"version", "created_at"} <= manifest.keys() else None
+
+
+def _refuse_occupied(run: RunFolder, *, ours: bool) -> None:
+    elsewhere = 'name another one (`output = "…"` in the run file, or --set output=…), or move it away'
+    if not ours:
+        for taken in (run.adapters, run.adapter_config, run.config, run.manifest):
+            if taken.exists():
+                raise UserError(
+                    f"The output folder {run.path} holds a {taken.name} that is not from a run of mlxdist, and the run "
+                    f"would overwrite it. Please {elsewhere}."
+                )
+    elif run.adapters.exists() or any(run.checkpoints.glob("step-*")) or _has_trained(run.metrics_jsonl):
+        raise UserError(
+            f"The output folder {run.path} already holds a run. To go on with it, add --resume; to start a new one, "
+            f"{elsewhere}."
+        )
+
+
+def _has_trained(metrics: Path) -> bool:
+    """Whether the event file tells of at least one finished step."""
+    try:
+        with metrics.open(encoding="utf-8", errors="replace") as lines:
+            return any('"event": "train"' in line for line in lines)
+    except OSError:
+        return False
+
+
+def _clear(run: RunFolder, resume: bool) -> None:
+    """Remove half-written files and half-removed folders; a fresh start also removes a stillborn run's events."""
+    for folder in (run.path, run.state, run.checkpoints):
+        for leftover in folder.glob(".*.aside"):
+            if leftover.is_dir() and not leftover.is_symlink():
+                shutil.rmtree(leftover)
+            else:
+                leftover.unlink()
+    if not resume:
+        run.metrics_jsonl.unlink(missing_ok=True)
+        run.metrics_json.unlink(missing_ok=True)
+    elif run.metrics_jsonl.exists():
+        with run.metrics_jsonl.open("rb+") as events:  # end a line that a crash tore, so that the next stands alone
+            if events.seek(0, os.SEEK_END):
+                events.seek(-1, os.SEEK_END)
+                if events.read(1) != b"\n":
+                    events.write(b"\n")
+
+
+@contextmanager
+def _held(run: RunFolder) -> Iterator[None]:
+    """Keep the folder for this process by a lock on `state/lock`, which holds our process id."""
+    with saving(run.path):
+        lock = os.open(run.state / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise
+            owner = os.read(lock, 32).decode(errors="replace").strip() or "unknown"
+            raise UserError(
+                f"Another mlxdist (process {owner}) is writing in {run.path}. Wait for it, or stop it first."
+            ) from None
+        with saving(run.path):
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(lock)

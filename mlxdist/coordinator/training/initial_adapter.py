@@ -1,0 +1,46 @@
+"""The adapter's values at the coordinator: the first draw, and a start from an earlier adapter."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+
+from mlxdist.coordinator.storage.adapter_files import load_adapter
+from mlxdist.protocol import manifest as manifests
+from mlxdist.protocol.errors import ConfigError
+from mlxdist.protocol.manifest import Manifest
+from mlxdist.protocol.vectors import Vector
+
+
+def draw(manifest: Manifest, seed: int) -> Vector:
+    """A fresh adapter: A from uniform(-1/sqrt(in), 1/sqrt(in)), B zero, so that it changes nothing yet.
+
+    `seed` gives one key per A tensor, split over the sorted names: the values do not depend on the manifest's order.
+    """
+    names = sorted(tensor.name for tensor in manifest if tensor.name.endswith("lora_a"))
+    shapes = {tensor.name: tensor.shape for tensor in manifest}
+    tensors = {tensor.name: np.zeros(tensor.shape, np.float32) for tensor in manifest}
+    with mx.stream(mx.cpu):
+        for name, key in zip(names, mx.random.split(mx.random.key(seed), max(len(names), 1)), strict=False):
+            shape = shapes[name]
+            # Linear layers hold A as (in, r), experts as (experts, r, in).
+            bound = 1 / math.sqrt(shape[0] if len(shape) == 2 else shape[-1])
+            tensors[name] = np.array(mx.random.uniform(-bound, bound, shape, key=key))
+    return manifests.join(manifest, tensors)
+
+
+def start_from(folder: Path, manifest: Manifest) -> Vector:
+    """The vector of a saved adapter. Raises ConfigError when it has other tensors than this run trains."""
+    tensors, _ = load_adapter(folder)
+    theirs = manifests.make({name: tuple(tensor.shape) for name, tensor in tensors.items()})
+    if theirs != manifest:
+        what = "; ".join(list(manifests.differences(manifest, theirs))[:3])
+        raise ConfigError(f"lora.init_adapter = {str(folder)!r} does not fit this run's LoRA layers: {what}")
+    return manifests.join(manifest, tensors)
+
+
+def tensors_of(manifest: Manifest, adapter: Vector) -> Mapping[str, Vector]:
+    """The adapter's tensors by name, as they are saved."""
+    return manifests.split(manifest, adapter)

@@ -1,0 +1,110 @@
+"""Whether a run may go on under what it is resumed with: what differs from before, and what that means."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mlxdist.coordinator.config.keys import flat
+from mlxdist.coordinator.config.schema import RunConfig, as_json
+from mlxdist.coordinator.methods.reference_logps import References, unknown
+from mlxdist.coordinator.storage.run_folder import RunFolder
+from mlxdist.coordinator.training.state import FILE, Best, State, load_state
+from mlxdist.protocol.errors import UserError
+
+# Keys that change how long a run is, what it says and what it keeps, but not what a step means. The data and the model
+# are compared by what was read from them, so that they may have moved.
+FREE = ("model", "output", "data.", "timing.")
+FREE_OF_TRAIN = (
+    *("steps", "passes", "max_hours", "report_every", "eval_every", "eval_rows", "save_every", "keep_checkpoints"),
+    *("best_by", "early_stop_evals", "report_memory", "audit"),
+)
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What an earlier life of the run has saved: its last state, and what that belongs to."""
+
+    state: State
+    about: Mapping[str, Any]
+
+
+def earlier_life(folder: RunFolder) -> Earlier | None:
+    """The last state that was saved; None where a life ended before it saved one, and the run begins anew.
+
+    Raises UserError for a state that cannot be read, and for a finished run without one.
+    """
+    if not (folder.state / FILE).exists() and not folder.adapters.exists():
+        return None
+    return Earlier(*load_state(folder))
+
+
+def resume_notes(folder: RunFolder, config: RunConfig, data_digest: str) -> list[str]:
+    """What differs from the configuration in `config.json`, as sentences for the person.
+
+    Raises UserError when a difference changes the meaning of a step, naming every such key with both values, or when
+    the rows are others.
+    """
+    try:
+        before: dict[str, Any] = json.loads(folder.config.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder.config} cannot be read ({error}); it belongs to what --resume needs.") from None
+    changed = list(differences(before, as_json(config)))
+    meaning = [f"{key} was {old}, is {new}" for key, old, new in changed if not is_free(key)]
+    if before.get("data_digest", data_digest) != data_digest:
+        meaning.append("the training rows, or how they are tokenised, are not the same")
+    if meaning:
+        raise UserError(
+            f"{folder.path} cannot be resumed under settings that change what a step means: {'; '.join(meaning)}. "
+            "Give back the old values, or start a new run from its adapter with lora.init_adapter."
+        )
+    return [f"resumed with another setting: {key} was {old}, is {new}" for key, old, new in changed if key != "output"]
+
+
+def same_bits_as(earlier: Earlier, folder: RunFolder, numerics_id: str) -> None:
+    """Raise UserError where equal settings would give other bits than the run had so far."""
+    if (theirs := earlier.about["numerics_id"]) != numerics_id:
+        raise UserError(
+            f"{folder.path} was trained under other rules, which give other bits (numerics_id {theirs[:12]}, now "
+            f"{numerics_id[:12]}): resume it with the version of mlxdist that began it and the configuration in its "
+            f"{folder.config.name}, or start a new run from its adapter with lora.init_adapter."
+        )
+
+
+def continued(earlier: Earlier, folder: RunFolder, identity: Mapping[str, str], fresh: References) -> State:
+    """The state to go on from. `fresh`: the tables for the rows that there are now, nothing known.
+
+    Raises UserError where the base model, the adapter's tensors, or the number of training rows are others.
+    """
+    for key, what in (("model_hash", "base model's files"), ("manifest", "adapter's tensors")):
+        if earlier.about[key] != identity[key]:
+            raise UserError(
+                f"{folder.path} cannot be resumed: its {what} were others (hash {earlier.about[key][:12]}, now "
+                f"{identity[key][:12]}). Give back the model that it was begun with, or start a new run."
+            )
+    state = earlier.state
+    if state.references.train.shape != fresh.train.shape:
+        raise UserError(f"{folder.path} was trained on other data: resume it with the same rows")
+    if other_validation(earlier, identity):  # what is known of the old rows says nothing of the new ones
+        known = replace(state.references, valid=unknown(0, *fresh.valid.shape).valid)
+        return replace(state, references=known, best=Best(), eval_rows=0)
+    return state
+
+
+def other_validation(earlier: Earlier, identity: Mapping[str, str]) -> bool:
+    """Whether the validation rows are others than before."""
+    return bool(earlier.about["valid_digest"] != identity["valid_digest"])
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Dotted keys of `now` whose values in `before` are others, with both as JSON."""
+    old = dict(flat(before))
+    for key, value in flat(json.loads(json.dumps(now))):
+        if key in old and old[key] != value:
+            yield key, json.dumps(old[key]), json.dumps(value)
+
+
+def is_free(key: str) -> bool:
+    """Whether the key may be another one after a resume."""
+    table, _, name = key.rpartition(".")
+    return key.startswith(FREE) or (table == "train" and name in FREE_OF_TRAIN)

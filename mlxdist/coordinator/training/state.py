@@ -1,0 +1,86 @@
+"""What --resume needs, in one file, whole or not there: the adapter, AdamW's moments, the cursor, the best."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from safetensors.numpy import save
+
+from mlxdist.coordinator.methods.reference_logps import References, unknown
+from mlxdist.coordinator.storage.run_folder import RunFolder, write_bytes
+from mlxdist.coordinator.training.optimizer import Moments
+from mlxdist.protocol.errors import UserError
+from mlxdist.protocol.manifest import Manifest, identity
+from mlxdist.protocol.vectors import Vector
+
+FILE = "resume.safetensors"
+VERSION = 2
+TENSORS = ("adapter", "first_moment", "second_moment", "references", "valid_references")
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best evaluation so far, and how many have come since."""
+
+    step: int = 0
+    value: float | None = None
+    evals_since: int = 0
+
+
+@dataclass(frozen=True)
+class State:
+    """The run between two steps. `moments.step` is the cursor: the number of steps done."""
+
+    adapter: Vector
+    moments: Moments
+    references: References = field(default_factory=lambda: unknown(0, 0, 0))  # filled in place as rows are visited
+    best: Best = field(default_factory=Best)
+    eval_rows: int = 0  # what "auto" came to; 0 while unknown
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return self.moments.step
+
+
+def save_state(run: RunFolder, state: State, identity: Mapping[str, str]) -> None:
+    """Write the state, with `identity`: see `identity_of`. Raises SaveError; the old one is kept then."""
+    about = {"version": VERSION, "step": state.step, "best": asdict(state.best), "eval_rows": state.eval_rows}
+    about |= {"saved_forwards": state.references.saved_forwards, **identity}
+    moments, references = state.moments, state.references
+    values = (state.adapter, moments.first, moments.second, references.train, references.valid)
+    tensors = dict(zip(TENSORS, values, strict=True))
+    metadata = {"mlxdist": json.dumps(about, sort_keys=True)}
+    write_bytes(run.state / FILE, save(tensors, metadata))
+
+
+def identity_of(numerics_id: str, manifest: Manifest, model_hash: str, valid_digest: str) -> dict[str, str]:
+    """What a state belongs to: the rules that fix the bits, the adapter's tensors, the base model, validation rows."""
+    return {
+        "numerics_id": numerics_id,
+        "manifest": identity(manifest),
+        "model_hash": model_hash,
+        "valid_digest": valid_digest,
+    }
+
+
+def load_state(run: RunFolder) -> tuple[State, dict[str, Any]]:
+    """The saved state and what was written beside it. Raises UserError when there is none that can be read."""
+    path = run.state / FILE
+    try:
+        with safe_open(path, framework="numpy") as file:
+            about = json.loads(file.metadata()["mlxdist"])
+            adapter, first, second, known, known_valid = (file.get_tensor(name) for name in TENSORS)
+    except FileNotFoundError:
+        raise UserError(f"There is nothing to resume in {run.path}: it has no {Path('state') / FILE}.") from None
+    except Exception as error:
+        cure = "start the run anew, or from a checkpoint by lora.init_adapter"
+        raise UserError(f"{path} cannot be read ({error}); {cure}.") from error
+    if about["version"] != VERSION:
+        raise UserError(f"{path} was written by another version of mlxdist (state version {about['version']}).")
+    moments = Moments(about["step"], first, second)
+    references = References(known, known_valid, about["saved_forwards"])
+    return State(adapter, moments, references, Best(**about["best"]), about["eval_rows"]), about

@@ -1,0 +1,1 @@
+"""The backward in segments of layers, and the ways around it."""

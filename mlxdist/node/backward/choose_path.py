@@ -1,0 +1,138 @@
+"""Which path a model's gradient takes: the one asked for when it agrees with plain autograd on a tiny batch.
+
+No list of architectures is kept. Whatever mlx-lm loads is tried, and a model that works differently is found here,
+before training time is spent, and takes the nearest path that agrees.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten
+
+from mlxdist.node.backward.backward import MicroBatch, Path, gradient
+from mlxdist.node.backward.parameters import swapped, trainable
+from mlxdist.protocol.errors import NodeError
+
+# How far two orders of the same sum may lie apart, relative to the whole gradient, by the coarsest type of the model.
+TOLERANCE = {mx.float32: 1e-4, mx.float16: 2e-2, mx.bfloat16: 1e-1}
+DROPOUT_KEY = 20
+
+
+def choose_path(model: nn.Module, *, segment_size: int = 0, grad_checkpoint: bool = False) -> Path:
+    """The path nearest to what was asked for whose gradient equals plain autograd's on a tiny batch.
+
+    Args:
+        model: with its LoRA layers; its parameters are as before when this returns.
+        segment_size: layers per segment; 0 for the whole graph.
+        grad_checkpoint: mlx-lm's checkpointing instead of segments.
+
+    Raises:
+        NodeError: the model cannot be trained with mlx at all.
+    """
+    try:
+        expected = _tiny_gradient(model, Path(picked=False))
+    except Exception as error:
+        raise NodeError(
+            f"mlx cannot differentiate this model ({type(model).__module__}): {_in_short(error)}"
+        ) from error
+    asked, why = next(_candidates(segment_size, grad_checkpoint)), ""
+    for path in _candidates(segment_size, grad_checkpoint):
+        try:
+            difference = _distance(expected, _tiny_gradient(model, path))
+        except Exception as error:  # whatever a stranger's model raises when it is called in another way
+            why = why or _in_short(error)
+            continue
+        if difference <= TOLERANCE[_coarsest(model)] or not _finite(expected):
+            return replace(path, reason=_reason(asked, path, why) if why else "")
+        why = why or f"its gradient differs from plain autograd by {difference:.1e}"
+    return Path(picked=False, reason=_reason(asked, Path(picked=False), why))
+
+
+def _candidates(segment_size: int, grad_checkpoint: bool) -> Iterator[Path]:
+    """What was asked for, then what takes more and more memory."""
+    if segment_size:
+        yield Path(segment_size=segment_size)
+    if segment_size or grad_checkpoint:
+        yield Path(checkpoint=True)
+        yield Path(checkpoint=True, picked=False)
+    yield Path()
+    yield Path(picked=False)
+
+
+def _reason(asked: Path, taken: Path, why: str) -> str:
+    cannot = "be trained in segments" if asked.segment_size else "be trained with grad_checkpoint"
+    instead = "mlx-lm's grad_checkpoint is used" if taken.checkpoint else "all activations are kept"
+    head = "" if taken.picked else "its head runs on all positions, not only on those that count"
+    if not asked.segment_size and taken.checkpoint == asked.checkpoint:
+        return f"This model's head cannot run on picked positions ({why}): {head}."
+    return f"This model cannot {cannot} ({why}): {' and '.join(filter(None, (instead, head)))}."
+
+
+def _in_short(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+
+
+def _tiny_gradient(model: nn.Module, path: Path) -> dict[str, mx.array]:
+    """Row sums and gradient on two rows of different lengths, at parameters that are nowhere zero."""
+    parameters = trainable(model)
+    keys = mx.random.split(mx.random.key(DROPOUT_KEY), max(len(parameters), 1))
+    # lora_b starts at zero, where half of the gradient vanishes and nothing could be seen.
+    moved = [
+        (value + 0.05 * mx.random.normal(value.shape, key=key)).astype(value.dtype)
+        for value, key in zip(parameters.values(), keys, strict=False)
+    ]
+    batch = _tiny_batch(model(mx.array([[1, 2]])).shape[-1])
+    with swapped(model, parameters, list(parameters), moved):
+        sums, gradients = gradient(
+            model,
+            [batch],
+            lambda s: (s[0] * s[0]).sum() / 100 - s[0].sum(),
+            path=path,
+            head_chunk=4,
+            dropout_key=DROPOUT_KEY,
+        )
+    return {"row sums": sums[0], **gradients}
+
+
+def _tiny_batch(vocabulary: int) -> MicroBatch:
+    draw = np.random.default_rng(0)
+    ids = draw.integers(1, min(vocabulary, 1000), (2, 18)).astype(np.int32)
+    mask = np.zeros((2, 17), np.float32)
+    mask[0, 5:17] = 1
+    mask[1, 3:7] = 1  # the rest of this row is padding
+    ids[1, 8:] = 0
+    return MicroBatch(ids[:, :-1], ids[:, 1:], mask)
+
+
+def _distance(expected: dict[str, mx.array], got: dict[str, mx.array]) -> float:
+    """The larger of the relative distances (2-norm) of the row sums and of the whole gradient."""
+    if expected.keys() != got.keys():
+        return math.inf
+    sums = {"row sums"}
+    return max(
+        _relative([expected[k] for k in names], [got[k] for k in names]) for names in (sums, expected.keys() - sums)
+    )
+
+
+def _relative(expected: list[mx.array], got: list[mx.array]) -> float:
+    def squares(arrays: list[mx.array]) -> float:
+        return math.fsum(float(np.square(np.asarray(array.astype(mx.float32), np.float64)).sum()) for array in arrays)
+
+    size, away = squares(expected), squares([a - b for a, b in zip(expected, got, strict=True)])
+    if not math.isfinite(size) or not math.isfinite(away):
+        return math.inf
+    return math.sqrt(away / size) if size else math.sqrt(away)
+
+
+def _finite(gradient: dict[str, mx.array]) -> bool:
+    """False when the check can say nothing; training itself looks at every leaf for NaN and Inf."""
+    return all(mx.isfinite(value).all().item() for value in gradient.values())
+
+
+def _coarsest(model: nn.Module) -> mx.Dtype:
+    types = {value.dtype for value in dict(tree_flatten(model.parameters())).values()}
+    return next((kind for kind in (mx.bfloat16, mx.float16) if kind in types), mx.float32)

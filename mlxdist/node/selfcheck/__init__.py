@@ -1,0 +1,1 @@
+"""`mlxdist selfcheck`: bits, memory, speed and settings of this machine."""

@@ -1,0 +1,189 @@
+"""What a worker computes, free of any wire: the scores and gradient sums of leaves, and the canary.
+
+Shapes: B rows or pairs of a leaf.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from mlxdist.node.backward import backward
+from mlxdist.node.backward.backward import MicroBatch
+from mlxdist.node.backward.segments import OnBegin, OnFinal
+from mlxdist.node.work.model import LoadedModel
+from mlxdist.node.work.objective import Objective, micro_batches, objective, seen, target_counts
+from mlxdist.protocol import manifest as manifests
+from mlxdist.protocol import numerics
+from mlxdist.protocol.errors import NonFiniteError
+from mlxdist.protocol.leaves import Leaf
+from mlxdist.protocol.messages import RunSpec
+from mlxdist.protocol.vectors import Vector
+
+RowNumbers = npt.NDArray[np.float32]  # [rows or pairs, columns]
+Inputs = Mapping[str, Sequence[float]]  # per-row inputs of the loss: "labels", "reference" and "reference_rejected"
+
+UNKNOWN = math.nan  # a reference log-prob that the worker is to compute
+
+
+@dataclass(frozen=True)
+class Computer:
+    """A loaded model and the run that it serves; `adapter` and `reference` are set before it is asked anything."""
+
+    loaded: LoadedModel
+    spec: RunSpec
+    adapter: Vector = field(default_factory=lambda: np.empty(0, np.float32))
+    reference: Vector | None = None  # the adapter of `reference = "initial"`; None: the base, all zeros
+
+    def use(self, adapter: Vector) -> None:
+        """Put a flat adapter vector into the model."""
+        parts = manifests.split(self.loaded.manifest, adapter)
+        self.loaded.use({name: mx.array(part) for name, part in parts.items()})
+
+    def score(self, leaf: Leaf, parameters: str = "current") -> RowNumbers:
+        """The sums of the rows' log-probs over their targets, dropout off, float32 [rows or pairs, columns].
+
+        `parameters`: current, reference, or current+reference. One column each; for pairs two, chosen and rejected.
+        """
+        batches = micro_batches(leaf)
+        columns: list[mx.array] = []
+        for kind in parameters.split("+"):
+            columns += self._score(batches) if kind == "current" else self._reference_score(batches)
+        return np.array(mx.stack(columns, axis=1), dtype=np.float32)
+
+    def gradient(
+        self, leaf: Leaf, *, step: int, loss: str = "sft", scalars: Mapping[str, float] | None = None, inputs: Inputs
+    ) -> tuple[Vector, RowNumbers]:
+        """The leaf's grad_sum as one flat float32 vector in manifest order, and its row numbers (`Objective.columns`).
+
+        Raises NonFiniteError, naming the leaf and its rows, when either holds NaN or Inf.
+        """
+        batches, asked = self._asked(leaf, loss, scalars or {}, inputs)
+        sums, grads = self._backward(leaf, step, batches, asked)
+        flat = mx.concatenate([_flat(grads[t.name]) for t in self.loaded.manifest])
+        columns = mx.stack(asked.columns(sums), axis=1)
+        finite = mx.all(mx.isfinite(flat)) & mx.all(mx.isfinite(columns))
+        mx.eval(flat, columns, finite)
+        if not finite.item():
+            raise _not_finite(step, leaf)
+        return np.array(flat), np.array(columns, dtype=np.float32)
+
+    def gradient_by_parts(
+        self,
+        leaf: Leaf,
+        on_begin: Callable[[], None],
+        on_final: Callable[[dict[str, Vector]], None],
+        *,
+        step: int,
+        loss: str = "sft",
+        scalars: Mapping[str, float] | None = None,
+        inputs: Inputs,
+    ) -> RowNumbers:
+        """The same in segments, for who does not want to wait for the end; returns the row numbers.
+
+        `on_begin` is called before the backward, when the row numbers are known to be finite; `on_final` with tensors
+        of the grad_sum by name, flat, float32, finite and final, top layer first. Raises NonFiniteError, also after
+        some of them were given.
+        """
+        batches, asked = self._asked(leaf, loss, scalars or {}, inputs)
+        numbers: list[RowNumbers] = []
+
+        def begin(sums: list[mx.array]) -> None:
+            numbers.append(np.array(mx.stack(asked.columns(sums), axis=1), dtype=np.float32))
+            if not np.isfinite(numbers[0]).all():
+                raise _not_finite(step, leaf)
+            on_begin()
+
+        def final(names: list[str], grads: dict[str, mx.array]) -> None:
+            parts = {name: np.array(_flat(grads[name])) for name in names}
+            if not all(np.isfinite(part).all() for part in parts.values()):
+                raise _not_finite(step, leaf)
+            on_final(parts)
+
+        self._backward(leaf, step, batches, asked, begin, final)
+        return numbers[0]
+
+    def _asked(
+        self, leaf: Leaf, loss: str, scalars: Mapping[str, float], inputs: Inputs
+    ) -> tuple[Sequence[MicroBatch], Objective]:
+        batches = micro_batches(leaf)
+        labels, reference = inputs.get("labels", ()), self._references(leaf, batches, loss, inputs)
+        method = self.spec.method
+        return batches, objective(method, leaf, loss=loss, scalars=scalars, labels=labels, reference=reference)
+
+    def _backward(
+        self,
+        leaf: Leaf,
+        step: int,
+        batches: Sequence[MicroBatch],
+        asked: Objective,
+        on_begin: OnBegin | None = None,
+        on_final: OnFinal | None = None,
+    ) -> tuple[list[mx.array], dict[str, mx.array]]:
+        return backward.gradient(
+            self.loaded.model,
+            batches,
+            asked.total,
+            head_chunk=self.spec.head_chunk,
+            path=self.loaded.path,
+            dropout_key=numerics.dropout_key(self.spec.seed, step, leaf.index),
+            on_begin=on_begin,
+            on_final=on_final,
+        )
+
+    def canary(self) -> Iterator[str]:
+        """SHA-256 of the canary leaf's gradient and row numbers, each time it is computed."""
+        leaf = numerics.canary_leaf(self.loaded.vocab_size, self.spec.max_length)
+        self.use(numerics.canary_adapter(self.loaded.manifest))
+        batches = micro_batches(leaf)
+        plain = Objective(lambda sums: -sums[0], lambda sums: sums, [])
+        for _ in range(numerics.CANARY_TIMES):
+            sums, grads = backward.gradient(
+                self.loaded.model,
+                batches,
+                plain.total,
+                head_chunk=self.spec.head_chunk,
+                path=self.loaded.path,
+                dropout_key=0,
+            )
+            parts = [np.array(grads[t.name].astype(mx.float32)).tobytes() for t in self.loaded.manifest]
+            yield hashlib.sha256(b"".join(parts) + np.array(sums[0], np.float32).tobytes()).hexdigest()
+
+    def _score(self, batches: Sequence[MicroBatch]) -> list[mx.array]:
+        model, chunk, path = self.loaded.model, self.spec.head_chunk, self.loaded.path
+        return [backward.score(model, batch, head_chunk=chunk, path=path) for batch in batches]
+
+    def _reference_score(self, batches: Sequence[MicroBatch]) -> list[mx.array]:
+        """The same under the reference's adapter, in the same widths; the current one is put back."""
+        self.use(np.zeros_like(self.adapter) if self.reference is None else self.reference)
+        sums = self._score(batches)
+        mx.eval(sums)
+        self.use(self.adapter)
+        return sums
+
+    def _references(self, leaf: Leaf, batches: Sequence[MicroBatch], loss: str, inputs: Inputs) -> list[mx.array]:
+        """The reference log-probs as the loss sees them: those that came with the leaf, the unknown ones computed."""
+        names = [name for name in ("reference", "reference_rejected") if name in inputs]
+        known = [mx.array(list(inputs[name]), mx.float32) for name in names]
+        if not any(math.isnan(value) for name in names for value in inputs[name]):
+            return known
+        fresh = seen(loss, self._reference_score(batches), target_counts(leaf))
+        return [mx.where(mx.isnan(old), new, old) for old, new in zip(known, fresh, strict=True)]
+
+
+def _flat(gradient: mx.array) -> mx.array:
+    return gradient.astype(mx.float32).reshape(-1)
+
+
+def _not_finite(step: int, leaf: Leaf) -> NonFiniteError:
+    rows = ", ".join(str(row.row_id) for row in leaf.rows)
+    return NonFiniteError(f"NaN or Inf in step {step}, leaf {leaf.index}, rows {rows}")
+
+
+def add(left: Vector, right: Vector) -> Vector:
+    """The sum of two grad_sums, written into `left`. By the CPU, as at the coordinator: a GPU may flush subnormals."""
+    return np.add(left, right, out=left)

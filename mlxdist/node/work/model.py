@@ -1,0 +1,161 @@
+"""The model with its LoRA layers, as mlx-lm loads it; only lora_a and lora_b can be trained."""
+
+import hashlib
+import json
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_unflatten
+
+from mlxdist.node.backward import backward
+from mlxdist.node.backward.choose_path import choose_path
+from mlxdist.node.backward.parameters import trainable
+from mlxdist.protocol import manifest as manifests
+from mlxdist.protocol.errors import ConfigError, MismatchError
+from mlxdist.protocol.manifest import Manifest
+from mlxdist.protocol.messages import RunSpec
+from mlxdist.protocol.ranks import Module, ranks
+
+SAMPLE_BYTES = 1 << 20
+SAMPLES = 64
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to train. `module_bits`: bits per target module by its path, 0 when not quantised."""
+
+    model: nn.Module
+    path: backward.Path
+    manifest: Manifest
+    model_hash: str
+    module_bits: dict[str, int]
+    num_hidden_layers: int
+    vocab_size: int
+
+    def use(self, adapter: Mapping[str, mx.array]) -> None:
+        """Put the adapter's tensors, by manifest name, into the LoRA layers."""
+        self.model.update(tree_unflatten(list(adapter.items())))
+
+
+def load(spec: RunSpec, progress: Callable[[str], None]) -> LoadedModel:
+    """Load the run's model with mlx-lm (a folder or hub id, quantised or not) and lay the LoRA layers on it.
+
+    Raises ConfigError for a model that cannot be loaded or has none of the target modules, MismatchError when something
+    else than LoRA tensors would be trained.
+    """
+    from mlx_lm.utils import _download, load_model
+
+    progress(f"loading {spec.model}")
+    try:
+        folder = _download(spec.model)
+        model, config = load_model(folder)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"model {spec.model!r} cannot be loaded: {error}") from error
+    if "vision_config" in config or "vision_tower" in dict(model.children()):
+        raise ConfigError(
+            f"model {spec.model!r} ({config.get('model_type')}) has a vision tower: take a text-only conversion"
+        )
+    progress("hashing the model's files")
+    model_hash = hash_model(folder)
+    modules = target_modules(model, spec.target_modules, spec.num_layers)
+    kl = _kl_map(folder)
+    if spec.rank_scaling == "by_kl" and not kl:
+        progress("optiq_metadata.json with KL values is not beside the model: ranks go by bits")
+    apply_lora(model, ranks(modules, spec.lora_rank, spec.rank_scaling, kl), spec)
+    shapes = {name: tuple(tensor.shape) for name, tensor in trainable(model).items()}
+    mx.eval(model.parameters())
+    progress("checking the backward on a tiny batch")
+    path = choose_path(model, segment_size=spec.segment_size, grad_checkpoint=spec.grad_checkpoint)
+    if path.reason:
+        progress(path.reason)
+    return LoadedModel(
+        model=model,
+        path=path,
+        manifest=manifests.make(shapes),
+        model_hash=model_hash,
+        module_bits={module.path: module.bits for module in modules},
+        num_hidden_layers=len(model.layers),
+        vocab_size=_vocab_size(model, config),
+    )
+
+
+def target_modules(model: nn.Module, names: tuple[str, ...], num_layers: int) -> list[Module]:
+    """The modules of the last `num_layers` layers (-1: all) whose last or dotted name is a target, sorted by path.
+
+    Raises ConfigError when a target occurs in no layer.
+    """
+    from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
+
+    kinds = (nn.Linear, nn.QuantizedLinear, SwitchLinear, QuantizedSwitchLinear)
+    paths = {id(module): path for path, module in model.named_modules()}
+    layers = [layer for layer in model.layers if layer is not None]
+    chosen = layers if num_layers < 0 else layers[len(layers) - min(num_layers, len(layers)) :]
+    found: dict[str, Module] = {}
+    missing, present = set(names), set()
+    for layer in layers:
+        for path, module in layer.named_modules():
+            if not (isinstance(module, kinds) or hasattr(module, "to_lora")):
+                continue
+            present.add(path.rsplit(".", 1)[-1])
+            hits = {name for name in names if path == name or path.endswith("." + name)}
+            missing -= hits
+            if hits and any(layer is one for one in chosen):
+                full = paths[id(module)]
+                found[full] = Module(full, path, int(getattr(module, "bits", 0)))
+    if missing:
+        raise ConfigError(
+            f"lora.target_modules: {', '.join(sorted(missing))} occurs in no layer of this model; "
+            f"its layers have {', '.join(sorted(present))}"
+        )
+    return [found[path] for path in sorted(found)]
+
+
+def apply_lora(model: nn.Module, rank_of: Mapping[str, int], spec: RunSpec) -> None:
+    """Freeze the model and wrap each module in mlx-lm's LoRA layer of its own rank."""
+    from mlx_lm.tuner.utils import linear_to_lora_layers
+
+    model.freeze()
+    for rank in sorted(set(rank_of.values())):
+        keys = {path for path, wanted in rank_of.items() if wanted == rank}
+        parameters = {"rank": rank, "scale": spec.lora_scale, "dropout": spec.lora_dropout, "keys": keys}
+        linear_to_lora_layers(model, 1, parameters)
+    names = list(trainable(model))
+    strangers = [name for name in names if name.rsplit(".", 1)[-1] not in ("lora_a", "lora_b")]
+    if strangers or not names:
+        raise MismatchError(f"only LoRA tensors may be trained, but the model also trains {strangers[:3]}")
+
+
+def hash_model(folder: Path) -> str:
+    """SHA-256 over config.json and, per safetensors file, its name, header, size and up to 64 sampled MiB, in hex."""
+    total = hashlib.sha256()
+    total.update((folder / "config.json").read_bytes())
+    for path in sorted(folder.glob("model*.safetensors")):
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            (header_size,) = struct.unpack("<Q", file.read(8))
+            total.update(f"{path.name}:{size}:".encode() + file.read(min(header_size, size)))
+            stride = max(size // SAMPLES, SAMPLE_BYTES)
+            for start in range(0, size, stride):
+                file.seek(start)
+                total.update(file.read(SAMPLE_BYTES))
+    return total.hexdigest()
+
+
+def _kl_map(folder: Path) -> dict[str, float]:
+    """Sensitivity by module path from optiq_metadata.json (`per_layer`, formerly below `optimization`)."""
+    path = folder / "optiq_metadata.json"
+    if not path.exists():
+        return {}
+    document = json.loads(path.read_text())
+    per_layer = document.get("per_layer") or document.get("optimization", {}).get("per_layer", {})
+    entries = {name: entry["kl"] for name, entry in per_layer.items() if isinstance(entry, dict) and "kl" in entry}
+    return {name.removeprefix("language_model."): float(kl) for name, kl in entries.items()}
+
+
+def _vocab_size(model: nn.Module, config: dict[str, Any]) -> int:
+    return int(config.get("vocab_size") or config.get("text_config", {}).get("vocab_size") or model.args.vocab_size)

@@ -1,0 +1,220 @@
+"""The worker process: holds the model, computes, and talks to the coordinator's data port.
+
+Two threads share a Session: the main one computes (mlx lives there alone), the other carries messages. Nothing waits
+for the network inside an MLX graph: results are evaluated, then handed over. The supervisor starts this process and
+writes one JSON line per admission to its standard input; the end of standard input ends the process.
+
+Every order is a new life with a session and a connection of its own; the model stays. So a worker whose connection
+broke, whose node was declared dead, or whose coordinator came back, begins anew without loading anything.
+"""
+
+import os
+import queue
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from mlxdist.node.link.outgoing import Growing
+from mlxdist.node.link.session import Finish, Session
+from mlxdist.node.link.sockets import DealerLink
+from mlxdist.node.work.blas import use_openblas
+from mlxdist.protocol import messages as m
+from mlxdist.protocol.transport import Link
+from mlxdist.protocol.tree import Span
+from mlxdist.protocol.vectors import Vector
+from mlxdist.protocol.wire import Buffer, Frames, decode, encode
+
+if TYPE_CHECKING:
+    from mlxdist.node.work.engine import Engine
+
+FLUSH_SECONDS = 5.0  # how long the last messages may take to leave
+HELLO_SECONDS = 2.0  # until a hello that nobody answered is said again: it may have been lost with its connection
+
+
+class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the supervisor writes on standard input: where to go, and as whom."""
+
+    endpoint: str
+    name: str
+    life: m.Life
+    memory_limit_bytes: int = 0
+
+
+class Carrier:
+    """Carries a session's messages over a link, in a thread of its own, until closed or `superseded`."""
+
+    def __init__(self, session: Session, link: Link, superseded: Callable[[], bool] = lambda: False) -> None:
+        self.session, self.link, self.superseded = session, link, superseded
+        self.changed = threading.Condition()
+        self.error: Exception | None = None
+        self.unsent: deque[Frames] = deque()  # no connection yet
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="carrier", daemon=True)
+        self._thread.start()
+
+    def say(self, message: m.Message, payload: Buffer = b"") -> None:
+        """Queue a message."""
+        with self.changed:
+            self.session.say(message, payload)
+        self.link.wake()
+
+    def offer(self, task: m.Task, span: Span, vector: Vector, *, growing: bool = False) -> Growing:
+        """Queue a partial."""
+        with self.changed:
+            stream = self.session.offer_partial(task, span, vector, growing=growing)
+        self.link.wake()
+        return CarriedStream(self, stream)
+
+    def hello(self, message: m.Hello) -> None:
+        """Say hello, unless the last one has not left yet."""
+        if not self.unsent:
+            self.say(message)
+
+    def done(self) -> None:
+        """The engine has let go of its work."""
+        with self.changed:
+            self.session.done()
+        self.link.wake()
+
+    def close(self) -> None:
+        """Let what was said leave, for a while (nobody waits for it after a new order), then end the thread."""
+        deadline = time.monotonic() + FLUSH_SECONDS
+        with self.changed:
+            if self.superseded():
+                self.session.end()
+            while self.session.uploading and self.error is None and time.monotonic() < deadline:
+                self.changed.wait(0.1)
+        self._closing = True
+        self.link.wake()
+        self._thread.join()
+        self.link.close()
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                for frames in self.link.receive(0.1 if self.unsent else 0.5):
+                    message, payload = decode(frames)
+                    with self.changed:
+                        self.session.handle(message, payload)
+                    self._send()  # the credit for a block leaves before the next block is looked at
+                if self.superseded():
+                    with self.changed:
+                        self.session.end()  # what the engine still computes is not needed either
+                self._send()
+        except Exception as error:  # handed to the main thread, which raises it
+            self.error = error
+            with self.changed:
+                self.changed.notify_all()
+
+    def _send(self) -> None:
+        """Send what there is, one message at a time: a block travels while the next one is hashed."""
+        outgoing = self.session.take_outgoing()
+        while True:
+            with self.changed:
+                message = next(outgoing, None)
+                if message is None:
+                    self.changed.notify_all()
+            if message is not None:
+                self.unsent.append(encode(*message))
+            while self.unsent and self.link.send(self.unsent[0]):
+                self.unsent.popleft()
+            if message is None:
+                return
+
+
+@dataclass(frozen=True)
+class CarriedStream:
+    """A growing partial, from the computing thread to the carrying one."""
+
+    carrier: Carrier
+    stream: Growing
+
+    def grow(self, ready: int) -> None:
+        """So many elements, from the first on, are final."""
+        with self.carrier.changed:
+            self.stream.grow(ready)
+        self.carrier.link.wake()
+
+    def finish(self) -> None:
+        """All of it is final, and counts."""
+        with self.carrier.changed:
+            self.stream.finish()
+        self.carrier.link.wake()
+
+    def withdraw(self) -> None:
+        """It will not be finished."""
+        with self.carrier.changed:
+            self.stream.withdraw()
+
+
+def connected(order: Order) -> Link:
+    """A data connection of this life alone."""
+    identity = f"{order.name}#{order.life.incarnation}.{order.life.session}"
+    return DealerLink(order.endpoint, identity.encode(), probe=True)
+
+
+def serve(
+    order: Order, orders: "queue.Queue[Order]", engine: "Engine", connect: Callable[[Order], Link] = connected
+) -> Finish | None:
+    """Work for one life until its coordinator says goodbye or refuses (returns that) or a new order comes (None)."""
+    from mlxdist.node.work.engine import versions
+
+    session = Session(order.name, order.life)
+    carrier = Carrier(session, connect(order), superseded=lambda: not orders.empty())
+    hello = m.Hello(order.life, m.PROTOCOL_VERSION, order.name, versions())
+    try:
+        said = time.monotonic()
+        carrier.hello(hello)
+        while True:
+            with carrier.changed:
+                if not session.work and carrier.error is None and orders.empty():
+                    carrier.changed.wait(0.5)
+                if not orders.empty():
+                    return None
+                if carrier.error is not None:
+                    raise carrier.error
+                work = session.next_work() if session.work else None
+            if work is None:
+                if session.spec is None and time.monotonic() - said > HELLO_SECONDS:
+                    said = time.monotonic()
+                    carrier.hello(hello)
+                continue
+            if isinstance(work, Finish):
+                return work
+            engine.perform(work, session, carrier.say, carrier.offer)
+            carrier.done()
+    finally:
+        carrier.close()
+
+
+def _read_orders(orders: "queue.Queue[Order]") -> None:
+    for line in sys.stdin:
+        orders.put(msgspec.json.decode(line, type=Order))
+    os._exit(0)  # the supervisor is gone; nothing here is worth keeping
+
+
+def main() -> None:
+    """Serve one coordinator after another."""
+    use_openblas()
+    from mlxdist.node.work.engine import Engine
+    from mlxdist.node.work.limits import memory_limits
+
+    orders: queue.Queue[Order] = queue.Queue()
+    threading.Thread(target=_read_orders, args=(orders,), name="orders", daemon=True).start()
+    engine = Engine()
+    while True:
+        order = orders.get()
+        with memory_limits(order.memory_limit_bytes):
+            finish = serve(order, orders, engine)
+        if finish is not None and finish.refused:
+            sys.exit(f"refused: {finish.reason}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Leaves that give NaN, and leaves at which workers die: computed elsewhere, then alone, and only then a failure."""
+
+from typing import Any
+
+import pytest
+
+from mlxdist.coordinator.schedule.rounds import Attempt
+from mlxdist.protocol import messages as m
+from mlxdist.protocol.errors import NodeError, NonFiniteError
+from mlxdist.protocol.tree import Span
+from tests.coordinator.cluster.scripted_node import PARTIAL, Bench, ScriptedNode, failed_with, snapshot, working
+
+
+def attempts(bench: Bench) -> list[Attempt]:
+    return list(bench.cluster.round.attempts.values()) if bench.cluster.round is not None else []
+
+
+def nonfinite(node: ScriptedNode, at: int, **changes: Any) -> m.Fault:
+    values = {"step": 4, "attempt": node.attempt, "leaf": at, "row_ids": (at,)}
+    return m.Fault(node.life, "nonfinite", f"NaN in leaf {at}", **{**values, **changes})
+
+
+def test_a_leaf_that_is_nan_on_one_node_is_computed_alone_on_another_and_the_run_goes_on() -> None:
+    bench = Bench()
+    bad, good = working(bench, "bad", "good")
+    for leaf in (2, 3):
+        good.say(*good.answer(leaf))
+    good.say(good.offer(Span(2, 4)))
+    good.send(1, PARTIAL)
+    bad.say(nonfinite(bad, 0))
+    assert "bad: NaN or Inf in leaf 0 of step 4 (rows 0); computed once more" in bench.told()
+    assert good.work == [Span(0, 1)]
+    assert bad.work == [Span(1, 2)]
+    assert not bench.failure
+
+
+def test_a_leaf_that_is_nan_on_two_nodes_ends_the_run_and_names_rows_and_nodes() -> None:
+    bench = Bench()
+    first, second = working(bench, "a", "b", leaves=2)
+    second.say(*second.answer(1))
+    second.say(second.offer(Span(1, 2)))
+    second.send(1, PARTIAL)
+    first.say(nonfinite(first, 0))
+    assert not bench.failure
+    second.say(nonfinite(second, 0))
+    failed_with(bench, NonFiniteError, "NaN or Inf in leaf 0 of step 4 (rows 0), on a and on b: no step was taken")
+
+
+def test_on_the_only_node_a_nan_is_computed_once_more_there_and_the_second_one_ends_the_run() -> None:
+    bench = Bench()
+    (node,) = working(bench, "a", leaves=2)
+    node.say(nonfinite(node, 1))
+    assert sorted(node.work) == [Span(0, 1), Span(1, 2)] or node.work == [Span(1, 2)]
+    assert not bench.failure
+    alone = next(one for one in bench.cluster.work.round.attempts.values() if one.alone)  # type: ignore[union-attr]
+    node.say(nonfinite(node, 1, attempt=alone.number))
+    failed_with(bench, NonFiniteError, "leaf 1 of step 4 (rows 1), on a and on a")
+
+
+@pytest.mark.parametrize("change", [{"step": 3}, {"attempt": 99}, {"attempt": 0}, {"leaf": 3}], ids=str)
+def test_a_nan_of_another_step_attempt_or_leaf_is_stale_and_changes_nothing(change: dict[str, int]) -> None:
+    bench = Bench()
+    node, _ = working(bench, "a", "b")
+    bench.mail.clear()
+    before = snapshot(bench)
+    node.say(nonfinite(node, 0, **change))
+    assert len(node.heard(m.Stale)) == 1
+    assert snapshot(bench) == before
+
+
+def dies(bench: Bench, name: str) -> None:
+    """The node's worker ends at its first leaf, and its next one is ready."""
+    node = ScriptedNode(bench, name)
+    node.tell(m.WorkerExit(node.life, "killed", ()))
+    node.get_ready()
+
+
+def test_a_leaf_in_work_at_two_deaths_goes_alone_to_an_idle_node_and_a_third_death_there_names_its_rows() -> None:
+    bench = Bench()
+    _, second = working(bench, "a", "b", leaves=2)
+    second.say(*second.answer(1))
+    second.say(second.offer(Span(1, 2)))
+    second.send(1, PARTIAL)
+    dies(bench, "a")
+    assert [(one.node, one.run, one.alone) for one in attempts(bench)] == [("b", Span(0, 1), False)]
+    dies(bench, "b")
+    ((taker, run, alone),) = [(one.node, one.run, one.alone) for one in attempts(bench)]
+    assert (run, alone) == (Span(0, 1), True)
+    assert not bench.failure
+    ScriptedNode(bench, taker).tell(m.WorkerExit(ScriptedNode(bench, taker).life, "killed", ()))
+    failed_with(
+        bench,
+        NodeError,
+        "3 workers ended while they computed leaf 0 of step 4 (rows 0), the last one with nothing else",
+    )
+
+
+def test_a_third_death_beside_other_work_ends_nothing_and_the_leaf_goes_alone_then() -> None:
+    bench = Bench()
+    working(bench, "a", "b", leaves=4)
+    current = bench.cluster.round
+    assert current is not None
+    current.deaths[0] = 2  # in work twice, and for a third time now, beside leaf 1
+    dies(bench, "a")
+    assert not bench.failure
+    assert current.deaths[0] == 3
+    taken = [(one.run, one.alone) for one in attempts(bench) if one.run.start == 0]
+    assert taken == [(Span(0, 1), True)]
+
+
+@pytest.mark.parametrize("how", ["left", "turned away", "connected anew"])
+def test_who_leaves_is_turned_away_or_connects_anew_is_no_death_of_its_leaf(how: str) -> None:
+    bench = Bench()
+    node, other = working(bench, "a", "b")
+    if how == "left":
+        node.tell(m.Left(node.life))
+    elif how == "turned away":
+        node.say(node.offer(Span(0, 2), kind="adapter"))
+    else:
+        node.hello()
+    assert node.work == []
+    assert sorted(other.work) == [Span(0, 2), Span(2, 4)]
+    assert bench.cluster.round is not None
+    assert not +bench.cluster.round.deaths

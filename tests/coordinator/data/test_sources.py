@@ -1,0 +1,200 @@
+"""Files as people really have them, each faulty row named by file and line."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxdist.coordinator.data.hf_datasets import find_splits, splits_of
+from mlxdist.coordinator.data.records import Record
+from mlxdist.coordinator.data.sources import find, of_file
+from mlxdist.protocol.errors import DataError
+
+ROWS = [{"text": "one"}, {"text": "zwei ü 🐎"}, {"text": "three"}]
+
+
+def records(path: Path, content: bytes | str) -> list[Record]:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return list(of_file(path).records())
+
+
+def lines_and_rows(path: Path, content: bytes | str) -> list[tuple[int, Any]]:
+    return [(record.line, record.row) for record in records(path, content)]
+
+
+def test_blank_lines_a_byte_order_mark_and_crlf_are_passed_over(tmp_path: Path) -> None:
+    text = "\ufeff" + "\r\n".join([json.dumps(ROWS[0]), "", "  ", json.dumps(ROWS[1], ensure_ascii=False), ""])
+    assert lines_and_rows(tmp_path / "a.jsonl", text) == [(1, ROWS[0]), (4, ROWS[1])]
+
+
+def test_a_broken_line_in_the_middle_is_a_fault_and_the_rest_is_read(tmp_path: Path) -> None:
+    content = b'{"text": "a"}\n{"text": "b"\n[1]\n"x"\n{"text": "\xff"}\n{"text": "c"}'
+    found = lines_and_rows(tmp_path / "a.jsonl", content)
+    assert [line for line, _ in found] == [1, 2, 3, 4, 5, 6]
+    assert [row for _, row in found] == [
+        {"text": "a"},
+        "broken JSON (Expecting ',' delimiter, column 13)",
+        "a list, not an object",
+        "text, not an object",
+        "byte 11 is no UTF-8",
+        {"text": "c"},
+    ]
+
+
+def test_the_share_that_was_read_grows_to_one(tmp_path: Path) -> None:
+    for name, content in (
+        ("a.jsonl", "".join(json.dumps(row) + "\n" for row in ROWS)),
+        ("a.json", json.dumps(ROWS)),
+        ("a.csv", "text\none\ntwo\n"),
+    ):
+        shares = [record.share for record in records(tmp_path / name, content)]
+        assert shares == sorted(shares)
+        assert 0.5 < shares[-1] <= 1
+
+
+def test_a_json_array_is_read_with_the_line_of_each_element(tmp_path: Path) -> None:
+    assert lines_and_rows(tmp_path / "a.json", json.dumps(ROWS, indent=1)) == [(2, ROWS[0]), (5, ROWS[1]), (8, ROWS[2])]
+    assert lines_and_rows(tmp_path / "a.json", "\ufeff[ ]") == []
+    assert lines_and_rows(tmp_path / "a.json", '[{"text": "a"},\n 5]') == [
+        (1, {"text": "a"}),
+        (2, "a number, not an object"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ('{"text": "a"}', "a.json holds no array"),
+        ('[{"text": "a"},\n{"text" "b"}]', r"a\.json:2: broken JSON"),
+        ('[{"text": "a"}\n{"text": "b"}]', r"a\.json:2: broken JSON \(a comma or \] is missing"),
+        ('[{"text": "a"},\n', r"a\.json:2: broken JSON"),
+        (b'["\xff"]', "byte 3 is no UTF-8"),
+    ],
+)
+def test_a_broken_array_is_refused_with_its_line(tmp_path: Path, content: bytes | str, reason: str) -> None:
+    with pytest.raises(DataError, match=reason):
+        records(tmp_path / "a.json", content)
+
+
+def test_csv_rows_are_text_with_the_line_where_they_begin(tmp_path: Path) -> None:
+    content = '\ufeffprompt,completion,label\r\n"two\nlines","a, b",0\r\n\r\n5,,maybe\r\nshort,row\r\n'
+    assert lines_and_rows(tmp_path / "a.csv", content) == [
+        (2, {"prompt": "two\nlines", "completion": "a, b", "label": "0"}),
+        (5, {"prompt": "5", "completion": "", "label": "maybe"}),
+        (6, "2 cells under a header of 3"),
+    ]
+
+
+def test_a_csv_cell_of_messages_is_read_as_messages(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    cell = json.dumps(messages).replace('"', '""')
+    assert lines_and_rows(tmp_path / "a.csv", f'messages\n"{cell}"\n[{{not JSON\n') == [
+        (2, {"messages": messages}),
+        (3, {"messages": "[{not JSON"}),
+    ]
+
+
+def test_a_csv_header_that_names_a_column_twice_or_a_broken_quote_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"a\.csv:1: the header names a column twice"):
+        records(tmp_path / "a.csv", "text,text\na,b\n")
+    with pytest.raises(DataError, match=r"a\.csv:3: broken CSV"):
+        records(tmp_path / "a.csv", 'text\na\n"b" c\n')
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv"])
+def test_utf_16_and_an_empty_file_are_refused_by_name(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DataError, match="is UTF-16; save it as UTF-8"):
+        records(tmp_path / name, "[{}]".encode("utf-16"))
+    with pytest.raises(DataError, match="is empty"):
+        records(tmp_path / name, b"")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.txt", "a"])
+def test_a_file_of_an_unknown_kind_names_the_kinds_that_are_read(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DataError, match=r"\.jsonl, \.json, \.csv, \.parquet"):
+        records(tmp_path / name, b"x")
+
+
+def test_a_folder_has_its_splits_and_a_valid_path_stands_above_its_own(tmp_path: Path) -> None:
+    (tmp_path / "valid.csv").write_text("text\na\n")
+    with pytest.raises(DataError, match=r"has no train\.jsonl .*; it has valid\.csv"):
+        find(str(tmp_path))
+    (tmp_path / "train.jsonl").write_text('{"text": "a"}')
+    (tmp_path / "test.json").write_text("[]")
+    splits = find(str(tmp_path))
+    assert [source and source.name for source in (splits.train, splits.valid, splits.test)] == [
+        *("train.jsonl", "valid.csv", "test.json")
+    ]
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"text": "a"}')
+    assert (given := find(str(tmp_path), str(other)).valid) is not None
+    assert given.name == "other.jsonl"
+    (tmp_path / "train.csv").write_text("text\na\n")
+    with pytest.raises(DataError, match=r"has both train\.jsonl and train\.csv"):
+        find(str(tmp_path))
+
+
+@pytest.mark.parametrize("path", ["-", "/dev/stdin", "/dev/null"])
+def test_a_stream_without_a_length_is_refused_by_name(path: str) -> None:
+    with pytest.raises(DataError, match=f"{path} is a stream without a length"):
+        find(path)
+
+
+def test_a_pipe_is_a_stream_too(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "train.jsonl")
+    with pytest.raises(DataError, match=r"train\.jsonl is a stream without a length"):
+        find(str(tmp_path))
+
+
+class Rows(list[dict[str, Any]]):
+    """As a loaded split of the hub."""
+
+
+class Streamed:
+    """As a split that is streamed: no length."""
+
+    def __iter__(self) -> Any:
+        return iter(ROWS)
+
+
+def test_a_hub_data_set_has_its_splits_by_the_names_that_are_used() -> None:
+    splits = splits_of("org/name", {"train": Rows(ROWS), "validation": Rows(ROWS[:1]), "extra": Rows()})
+    assert splits.valid is not None
+    assert (splits.train.name, splits.valid.name, splits.test) == ("org/name [train]", "org/name [validation]", None)
+    assert [(record.line, record.row, record.share) for record in splits.train.records()] == [
+        (1, ROWS[0], 1 / 3),
+        (2, ROWS[1], 2 / 3),
+        (3, ROWS[2], 1.0),
+    ]
+    with pytest.raises(DataError, match=r"has no split train; it has extra"):
+        splits_of("org/name", {"extra": Rows()})
+
+
+def test_a_streamed_hub_data_set_is_refused_by_name() -> None:
+    with pytest.raises(DataError, match=r"org/name \[train\] is a stream without a length"):
+        splits_of("org/name", {"train": Streamed()})
+
+
+def test_parquet_and_hub_need_the_optional_library_and_say_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)  # as where it is not installed
+    with pytest.raises(
+        DataError, match=r"org/name is read through the library datasets: pip install 'mlxdist\[data\]'"
+    ):
+        find_splits("org/name")
+    with pytest.raises(DataError, match=r"pip install 'mlxdist\[data\]', or give a \.jsonl file"):
+        records(tmp_path / "a.parquet", b"PAR1")
+
+
+def test_parquet_rows_are_read_by_their_number(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    datasets.Dataset.from_list(ROWS).to_parquet(tmp_path / "a.parquet")
+    found = list(of_file(tmp_path / "a.parquet").records())
+    assert [(record.line, record.row) for record in found] == list(enumerate(ROWS, start=1))
+    (tmp_path / "b.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(DataError, match=r"b\.parquet cannot be read as parquet"):
+        list(of_file(tmp_path / "b.parquet").records())

@@ -1,0 +1,138 @@
+import json
+from dataclasses import replace
+from io import StringIO
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from mlxdist.coordinator.config.hosts import NodeSpec, local_hosts
+from mlxdist.coordinator.config.schema import BatchConfig, DataConfig, LoraConfig, RunConfig, TrainConfig
+from mlxdist.coordinator.memory.fit import Machine, fit
+from mlxdist.coordinator.memory.model_files import read_model
+from mlxdist.coordinator.plan.estimates import (
+    busy_nodes,
+    measured_speed,
+    nearest_size,
+    size_for_all,
+    step_seconds,
+    traffic,
+    useful_nodes,
+)
+from mlxdist.coordinator.plan.plan import Plan, PlanOptions, make_plan, model_files
+from mlxdist.coordinator.plan.view import show
+from mlxdist.coordinator.training.startup import plan_sentences
+from mlxdist.protocol.errors import ConfigError
+from mlxdist.protocol.tree import Span, subtrees
+from tests.laws.memory_fleet import ListRows, make_row
+
+MACHINE = Machine(32 * 2**30, 24 * 2**30, "Darwin")
+ROWS = ListRows([make_row(i, list(range(20 + i)), 3) for i in range(16)])
+
+
+def plan_of(model: Path, *nodes: NodeSpec, batch: BatchConfig | None = None, **options: Any) -> Plan:
+    config = RunConfig(
+        model=str(model),
+        output=model / "run",
+        data=DataConfig(path="none"),
+        batch=batch or BatchConfig(size=8),
+        lora=LoraConfig(rank=4),
+        train=TrainConfig(steps=100),
+    )
+    return make_plan(config, nodes, [ROWS], read_model(model), MACHINE, PlanOptions(**options))
+
+
+def test_the_plan_names_the_settings_that_a_launch_would_take(model: Path) -> None:
+    nodes = local_hosts(2).nodes
+    plan = plan_of(model, *nodes)
+    config = RunConfig(model=str(model), output=model / "run", data=DataConfig(path="none"), lora=LoraConfig(rank=4))
+    memory = fit(config, [ROWS], nodes, MACHINE).config.memory
+    assert (plan.segment_size, plan.head_chunk) == (memory.segment_size, memory.head_chunk)
+    assert plan.total == next(held.total for held in plan.table if (held.segment_size or "off") == plan.segment_size)
+    assert [held.segment_size for held in plan.table] == [0, 2, 1]
+
+
+def test_bytes_and_seconds_of_a_step_are_the_adapter_down_and_the_partials_up() -> None:
+    costs, vector = [100.0] * 8, 4_000_000
+    for nodes, partials in ((1, 1), (2, 2), (4, 4), (3, 5)):
+        sent = traffic(costs, nodes, vector, 1e8)
+        assert (sent.partials, sent.bytes_down, sent.bytes_up) == (partials, nodes * vector, partials * vector)
+        assert sent.seconds == pytest.approx((nodes + partials) * 0.04)
+    assert step_seconds(costs, 2, 50.0, traffic(costs, 2, vector, 1e8)) == pytest.approx(8 + 0.16)
+
+
+def test_a_run_takes_its_steps_times_the_step(model: Path) -> None:
+    plan = plan_of(model, *local_hosts(1).nodes, tokens_per_second=100.0)
+    mean = sum(20 + i for i in range(16)) / 2  # two windows of eight rows
+    assert plan.tokens == pytest.approx(mean)
+    assert plan.hours == pytest.approx(100 * (mean / 100) / 3600, rel=0.2)
+    assert plan_of(model, *local_hosts(1).nodes).hours is None
+
+
+@pytest.mark.parametrize(("nodes", "micro", "accumulated"), list(product((1, 2, 3, 5, 8), (1, 2, 3), (1, 2, 3))))
+def test_at_the_nearest_size_every_node_sends_one_partial(nodes: int, micro: int, accumulated: int) -> None:
+    batch = BatchConfig(size=10, micro_size=micro, grad_accum_steps=accumulated)
+    size = nearest_size(batch, nodes)
+    ways = [s for s in range(1, 60) if _one_partial_each(replace(batch, size=s), nodes)]
+    if size is None:
+        assert ways == []
+    else:
+        assert size in ways
+        full = [s for s in ways if s == batch.size or s % micro == 0]
+        assert abs(size - 10) == min(abs(s - 10) for s in full)
+
+
+def _one_partial_each(batch: BatchConfig, nodes: int) -> bool:
+    leaves = batch.grad_accum_steps * -(-batch.size // batch.micro_size)
+    if leaves % nodes:
+        return False
+    each = leaves // nodes
+    return all(len(subtrees(leaves, Span(i * each, (i + 1) * each))) == 1 for i in range(nodes))
+
+
+@pytest.mark.parametrize(("leaves", "nodes", "busy", "size"), [(4, 3, 2, 5), (2, 3, 2, 3), (8, 3, 3, 8), (6, 5, 3, 9)])
+def test_idle_nodes_are_said_at_the_start_with_the_size_that_would_use_all(
+    leaves: int, nodes: int, busy: int, size: int
+) -> None:
+    batch = BatchConfig(size=leaves)
+    assert (busy_nodes(leaves, nodes), size_for_all(batch, nodes)) == (busy, size)
+    config = RunConfig(model="m", output=Path("o"), data=DataConfig(path="d"), batch=batch)
+    said = "\n".join(plan_sentences(config, (), 100, 10, nodes))
+    assert ("idle" in said) == (busy < nodes)
+    assert busy == nodes or f"{nodes - busy} will idle; batch.size = {size} would use all" in said
+    assert -(-size // nodes) < -(-size // (nodes - 1))  # with one node fewer the step would be longer
+
+
+def test_another_node_pays_until_leaves_or_the_network_run_out() -> None:
+    fast, slow = 1e12, 1e6
+    assert useful_nodes([100.0] * 8, 10.0, 4_000_000, fast) == 8
+    assert useful_nodes([100.0] * 8, 1000.0, 4_000_000, slow) == 1
+    few = useful_nodes([100.0] * 32, 100.0, 4_000_000, 1e7)
+    assert 1 < few < 32
+
+
+def test_the_speed_of_a_node_is_read_from_an_earlier_run(tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = [{"event": "node", "name": name} for name in ("a", "b", "a")]
+    events += [{"event": "train", "all_tokens_per_second": speed} for speed in (10.0, 300.0, 200.0)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(json.dumps(event) for event in events))
+    assert measured_speed(tmp_path / "metrics.jsonl") == 100.0
+    assert measured_speed(tmp_path / "none") is None
+
+
+def test_a_node_that_cannot_hold_the_run_is_shown_red_and_last(model: Path) -> None:
+    small = NodeSpec(name="small", host="far", memory_limit_gb=0.3)
+    unknown = NodeSpec(name="unknown", host="far-too")
+    plan = plan_of(model, small, unknown, tokens_per_second=50.0)
+    assert [bool(node.refusal) for node in plan.nodes] == [True, False]
+    console = Console(width=160, record=True, file=StringIO())
+    show(plan, console)
+    text = console.export_text()
+    assert "node small may use 300 MB" in text.splitlines()[-1]
+    assert "unknown: its memory is not known here" in text
+
+
+def test_a_model_that_is_not_here_is_refused_with_what_to_do() -> None:
+    with pytest.raises(ConfigError, match="fetch it first"):
+        model_files("nobody/has-this")

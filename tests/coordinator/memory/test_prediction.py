@@ -1,0 +1,208 @@
+import json
+
+import mlx.core as mx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlxdist.coordinator.memory.prediction import (
+    CHUNKS,
+    WHOLE_GRAPH,
+    LeafSize,
+    ModelShape,
+    choose,
+    largest_length,
+    peak,
+    shape_of,
+)
+from mlxdist.node.backward.backward import Path, gradient
+from mlxdist.node.backward.parameters import trainable
+from scripts.bench_memory import law_bytes, one_layer
+from scripts.plain_gradient import padded_rows
+from scripts.tiny_architectures import add_lora, tiny_model
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 128,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "intermediate_size": 384,
+    "vocab_size": 8192,
+    "layer_types": None,
+    "dtype": "float32",
+}
+SHAPE = shape_of(CONFIG)
+SMALL_MAC = 10.7e9
+SHAPES = st.builds(
+    ModelShape,
+    layers=st.integers(1, 80),
+    hidden=st.sampled_from([576, 2048, 8192]),
+    heads=st.sampled_from([8, 32]),
+    query=st.sampled_from([576, 4096]),
+    key_value=st.sampled_from([192, 1024]),
+    expanded=st.sampled_from([1536, 14336]),
+    vocabulary=st.sampled_from([32000, 262144]),
+    half=st.booleans(),
+)
+LEAVES = st.builds(
+    lambda length, share, rows, batches: LeafSize(length, max(1, int(length * share)) * rows, rows, batches, 10**7),
+    length=st.integers(16, 32768),
+    share=st.floats(0.01, 1),
+    rows=st.integers(1, 4),
+    batches=st.integers(1, 2),
+)
+
+
+def measured(segment_size: int, batches: int, half: bool, length: int, chunk: int) -> tuple[int, int]:
+    """(peak above the model, prediction) of one gradient in this process."""
+    model = tiny_model("llama", **CONFIG)
+    if half:
+        model.set_dtype(mx.bfloat16)
+    add_lora(model, rank=8)
+    adapter = sum(value.size for value in trainable(model).values())
+    leaf = [padded_rows(seed, [length + 1], [length], 8192) for seed in range(batches)]
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    gradient(model, leaf, lambda sums: -sum(s.sum() for s in sums), head_chunk=chunk, path=Path(segment_size))
+    above = mx.get_peak_memory() - before
+    shape = shape_of({**CONFIG, "dtype": "bfloat16" if half else "float32"})
+    size = LeafSize(length, length, batches=batches, adapter=adapter)
+    return above, peak(shape, size, segment_size=segment_size, head_chunk=chunk)
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("batches", [1, 2])
+@pytest.mark.parametrize("segment_size", [WHOLE_GRAPH, 1, 2, 3])
+def test_peak_memory_is_as_predicted_within_a_fifth(segment_size: int, batches: int, half: bool) -> None:
+    above, predicted = measured(segment_size, batches, half, length=384, chunk=64)
+    assert 0.8 < above / predicted < 1.2
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+@pytest.mark.parametrize(("length", "chunk"), [(256, 128), (512, 32)])
+def test_a_segment_of_one_layer_holds_no_more_than_a_layer_a_chunk_the_borders_and_the_adapter(
+    batches: int, length: int, chunk: int
+) -> None:
+    """Against one layer under plain autograd, measured alone."""
+    above, _ = measured(1, batches, False, length, chunk)
+    model = tiny_model("llama", **CONFIG)
+    add_lora(model, rank=8)
+    layer = one_layer(model, length, hidden=128)
+    parts = law_bytes(model, layer, length, batches, hidden=128, head_chunk=chunk, vocabulary=8192)
+    assert above < 1.2 * parts
+    whole, _ = measured(WHOLE_GRAPH, batches, False, length, chunk)
+    assert whole > 1.2 * parts
+
+
+def test_a_chunk_of_logits_is_all_that_the_head_holds() -> None:
+    small, _ = measured(1, 1, False, length=384, chunk=8)
+    large, _ = measured(1, 1, False, length=384, chunk=384)
+    logits = 384 * 8192 * 4
+    assert small < logits  # the layers alone, and less than one full matrix of logits
+    assert logits < large < 1.3 * logits
+
+
+@given(SHAPES, LEAVES, st.floats(1e8, 1e11))
+def test_what_is_chosen_fits_and_the_whole_graph_is_taken_where_it_does(
+    shape: ModelShape, leaf: LeafSize, free: float
+) -> None:
+    chosen = choose(shape, leaf, free)
+    if chosen is None:
+        assert all(peak(shape, leaf, segment_size=1, head_chunk=chunk) > free for chunk in CHUNKS[-1:])
+        return
+    assert chosen.peak == peak(shape, leaf, segment_size=chosen.segment_size, head_chunk=chosen.head_chunk) <= free
+    if chosen.segment_size != WHOLE_GRAPH:
+        assert choose(shape, leaf, free, segment_size=WHOLE_GRAPH) is None
+
+
+@given(SHAPES, LEAVES, st.floats(1e8, 1e11))
+def test_the_largest_length_fits_and_the_next_one_does_not(shape: ModelShape, leaf: LeafSize, free: float) -> None:
+    found = largest_length(shape, leaf, free)
+    assert 0 <= found <= leaf.length
+
+    def fits(length: int) -> bool:
+        size = LeafSize(length, leaf.rows * length, leaf.rows, leaf.batches, leaf.adapter)
+        return choose(shape, size, free) is not None
+
+    assert found == 0 or fits(found)
+    assert found == leaf.length or not fits(found + 1)
+
+
+def test_what_the_user_asks_for_is_kept() -> None:
+    leaf = LeafSize(1024, 1024)
+    assert choose(SHAPE, leaf, SMALL_MAC, segment_size=4, head_chunk=100) is not None
+    chosen = choose(SHAPE, leaf, SMALL_MAC, segment_size=4, head_chunk=100)
+    assert (chosen.segment_size, chosen.head_chunk) == (4, 100) if chosen else False
+
+
+def test_scores_come_to_dominate_with_the_length() -> None:
+    one, two = (peak(SHAPE, LeafSize(length, 1), segment_size=1, head_chunk=64) for length in (8192, 16384))
+    assert 3.5 < two / one < 4
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (CONFIG, ModelShape(6, 128, 4, 128, 64, 384, 8192, half=False)),
+        (
+            {"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 3, "vocab_size": 100},
+            ModelShape(3, 64, 4, 64, 64, 256, 100, half=True, unmeasured="gpt2"),
+        ),
+        (
+            {
+                "model_type": "gemma4",
+                "text_config": {
+                    "model_type": "gemma4_text",
+                    "hidden_size": 64,
+                    "num_attention_heads": 8,
+                    "num_key_value_heads": 1,
+                    "head_dim": 32,
+                    "num_hidden_layers": 5,
+                    "intermediate_size": 128,
+                    "vocab_size": 100,
+                },
+                "torch_dtype": "bfloat16",
+            },
+            ModelShape(5, 64, 8, 256, 32, 128, 100, half=True, heavier=1.7),
+        ),
+        (
+            {
+                "model_type": "qwen3_moe",
+                "hidden_size": 64,
+                "num_attention_heads": 4,
+                "num_hidden_layers": 5,
+                "intermediate_size": 999,
+                "num_experts": 128,
+                "num_experts_per_tok": 8,
+                "moe_intermediate_size": 32,
+                "vocab_size": 100,
+            },
+            ModelShape(5, 64, 4, 64, 64, 256, 100, half=True),
+        ),
+        (
+            {
+                "model_type": "qwen3_next",
+                "hidden_size": 64,
+                "num_attention_heads": 4,
+                "num_hidden_layers": 8,
+                "intermediate_size": 128,
+                "vocab_size": 100,
+                "full_attention_interval": 4,
+                "linear_num_value_heads": 8,
+                "linear_key_head_dim": 16,
+                "linear_value_head_dim": 32,
+            },
+            ModelShape(8, 64, 4, 64, 64, 128, 100, half=True, state_layers=6, state=4096, state_values=256),
+        ),
+    ],
+)
+def test_the_shape_is_read_from_config_json(config: dict[str, object], expected: ModelShape) -> None:
+    assert shape_of(json.loads(json.dumps(config))) == expected
+
+
+def test_a_configuration_without_sizes_is_refused_by_their_names() -> None:
+    with pytest.raises(KeyError, match="num_hidden_layers"):
+        shape_of({"hidden_size": 64, "vocab_size": 100})

@@ -1,0 +1,95 @@
+"""Whenever a save is cut off, what is found afterwards is whole: the old or the new, never a half."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mlxdist.coordinator.storage.adapter_files import load_adapter
+from mlxdist.coordinator.storage.checkpoints import best_checkpoint, list_checkpoints
+from mlxdist.coordinator.storage.open_run import open_run
+from mlxdist.coordinator.storage.run_folder import RunFolder, write_json
+from mlxdist.coordinator.training.state import load_state
+from tests.coordinator.storage.crashing_saves import CUTS, save_step
+
+pytestmark = pytest.mark.slow
+
+LEAST_STAGES = 15
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def deaths(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The folders that processes have left which died in a save; the last one of the stages is a whole save."""
+    base = tmp_path_factory.mktemp("deaths") / "base"
+    subprocess.run(
+        [sys.executable, "-m", "tests.coordinator.storage.crashing_saves", str(base)], check=True, timeout=200
+    )
+    return sorted(path for path in base.parent.iterdir() if path != base)
+
+
+def files_of(folder: Path) -> dict[str, str]:
+    """Every file with its hash, and every link with where it leads."""
+    return {
+        path.relative_to(folder).as_posix(): str(path.readlink())
+        if path.is_symlink()
+        else hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if (path.is_file() or path.is_symlink()) and path.name not in ("manifest.json", "lock")
+    }
+
+
+def step_of(adapter: Path) -> float:
+    """The step that an adapter's values stand for; all of them must."""
+    values = np.concatenate([tensor.ravel() for tensor in load_adapter(adapter)[0].values()])
+    assert len(set(values.tolist())) == 1
+    return float(values[0])
+
+
+def test_processes_died_at_every_stage(deaths: list[Path]) -> None:
+    stages = [path for path in deaths if path.name.startswith("stage")]
+    assert len(stages) > LEAST_STAGES
+    assert len(deaths) == len(stages) + len(CUTS)
+    leftovers = {path.name for folder in deaths for path in folder.rglob(".*.aside")}
+    assert {".resume.safetensors.aside", ".adapters.safetensors.aside", ".best.aside"} <= leftovers
+    assert any(path.stat().st_size > 1300 for folder in deaths for path in folder.rglob(".resume*.aside"))
+
+
+def test_the_state_is_the_old_or_the_new_one_and_whole(deaths: list[Path]) -> None:
+    found = set()
+    for folder in deaths:
+        state, about = load_state(RunFolder(folder))
+        assert set(state.adapter.tolist()) == {float(state.step)}
+        assert about["step"] == state.step
+        found.add(state.step)
+    assert found == {1, 2}
+
+
+def test_every_checkpoint_that_is_listed_is_whole_and_the_best_is_always_there(deaths: list[Path]) -> None:
+    for folder in deaths:
+        listed = list_checkpoints(RunFolder(folder))
+        assert listed, folder.name
+        assert all(step_of(checkpoint.path) == checkpoint.step for checkpoint in listed), folder.name
+        best = best_checkpoint(RunFolder(folder))
+        assert best is not None, folder.name
+        assert best in [checkpoint.path for checkpoint in listed], folder.name
+
+
+def test_the_adapter_of_the_run_is_the_old_or_the_new_one(deaths: list[Path]) -> None:
+    assert {step_of(folder) for folder in deaths} == {1.0, 2.0}
+
+
+def test_the_save_that_was_cut_off_is_done_again_and_leaves_what_a_whole_one_does(deaths: list[Path]) -> None:
+    whole = files_of(max(path for path in deaths if path.name.startswith("stage")))
+    for folder in deaths:
+        write_json(RunFolder(folder).manifest, {"version": 1, "created_at": NOON.isoformat()})
+        with open_run(folder, resume=True, base_model="m", method="sft", created_at=NOON):
+            assert not list(folder.rglob(".*.aside")), folder.name
+            save_step(folder, 2)
+        assert files_of(folder) == whole, folder.name
+        assert os.readlink(folder / "checkpoints/best") == "step-00002-val0.5000"

@@ -1,0 +1,131 @@
+"""What a run may be resumed with: settings that change its length or its words, never those that change a step."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mlxdist.coordinator.batch.row_store import RowStore, StoredRows, pack
+from mlxdist.coordinator.config.schema import BatchConfig, DataConfig, RunConfig, TrainConfig, as_json
+from mlxdist.coordinator.methods.reference_logps import References, unknown
+from mlxdist.coordinator.storage.run_folder import RunFolder
+from mlxdist.coordinator.training.optimizer import no_moments
+from mlxdist.coordinator.training.resume import (
+    Earlier,
+    continued,
+    earlier_life,
+    other_validation,
+    resume_notes,
+    same_bits_as,
+)
+from mlxdist.coordinator.training.state import Best, State, identity_of, save_state
+from mlxdist.protocol.errors import UserError
+
+DIGEST = "a"
+CONFIG = RunConfig(model="m", output=Path("runs"), data=DataConfig(path="rows.jsonl"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    run = RunFolder(tmp_path)
+    run.config.write_text(json.dumps({**as_json(CONFIG), "data_digest": DIGEST}), encoding="utf-8")
+    return run
+
+
+def test_the_same_settings_and_data_need_no_word(folder: RunFolder) -> None:
+    assert resume_notes(folder, CONFIG, DIGEST) == []
+    assert resume_notes(folder, replace(CONFIG, output=Path("moved")), DIGEST) == []
+
+
+def test_a_longer_run_goes_on_and_the_difference_is_said(folder: RunFolder) -> None:
+    longer = replace(CONFIG, train=TrainConfig(steps=200, eval_every=10))
+    assert resume_notes(folder, longer, DIGEST) == [
+        "resumed with another setting: train.steps was 100, is 200",
+        "resumed with another setting: train.eval_every was 50, is 10",
+    ]
+
+
+def test_every_setting_that_changes_a_step_is_named_with_both_values(folder: RunFolder) -> None:
+    other = replace(CONFIG, batch=BatchConfig(size=4), train=TrainConfig(learning_rate=1e-3))
+    with pytest.raises(UserError) as caught:
+        resume_notes(folder, other, DIGEST)
+    assert "batch.size was 8, is 4; train.learning_rate was 0.0002, is 0.001" in str(caught.value)
+    assert "lora.init_adapter" in str(caught.value)
+
+
+def test_other_training_rows_are_refused_wherever_the_file_stands(folder: RunFolder) -> None:
+    with pytest.raises(UserError, match="the training rows, or how they are tokenised, are not the same"):
+        resume_notes(folder, CONFIG, "other")
+    moved = replace(CONFIG, data=DataConfig(path="elsewhere.jsonl"))
+    assert len(resume_notes(folder, moved, DIGEST)) == 1
+
+
+def test_a_model_that_has_moved_is_no_other_model_and_other_files_are(folder: RunFolder) -> None:
+    moved = replace(CONFIG, model="elsewhere/m")
+    assert resume_notes(folder, moved, DIGEST) == ['resumed with another setting: model was "m", is "elsewhere/m"']
+    with pytest.raises(UserError, match=r"its base model's files were others \(hash aaaaaaaaaaaa, now bbbbbbbbbbbb\)"):
+        continued(EARLIER, folder, {**IDENTITY, "model_hash": "b" * 64}, FRESH)
+    with pytest.raises(UserError, match="its adapter's tensors were others"):
+        continued(EARLIER, folder, {**IDENTITY, "manifest": "c" * 64}, FRESH)
+
+
+# ---- the state that was saved
+
+IDENTITY = {**identity_of("1" * 64, (), "a" * 64, "valid"), "manifest": "m" * 64}
+KNOWN = References(np.ones((3, 1), np.float32), np.ones((2, 1), np.float32), saved_forwards=4)
+FRESH = unknown(3, 2, 1)
+STATE = State(np.zeros(4, np.float32), replace(no_moments(4), step=7), KNOWN, Best(5, 0.5, 1), eval_rows=2)
+EARLIER = Earlier(STATE, IDENTITY)
+
+
+def test_equal_settings_under_other_rules_are_refused(folder: RunFolder) -> None:
+    same_bits_as(EARLIER, folder, "1" * 64)
+    with pytest.raises(UserError, match=r"numerics_id 111111111111, now 222222222222\).*version of mlxdist"):
+        same_bits_as(EARLIER, folder, "2" * 64)
+
+
+def test_the_same_run_goes_on_with_all_that_it_knew(folder: RunFolder) -> None:
+    assert continued(EARLIER, folder, IDENTITY, FRESH) is STATE
+
+
+def test_another_number_of_training_rows_is_refused(folder: RunFolder) -> None:
+    with pytest.raises(UserError, match="trained on other data"):
+        continued(EARLIER, folder, IDENTITY, unknown(4, 2, 1))
+
+
+@pytest.mark.parametrize("rows", [2, 5])
+def test_of_other_validation_rows_nothing_is_known(folder: RunFolder, rows: int) -> None:
+    identity = {**IDENTITY, "valid_digest": "others"}
+    assert other_validation(EARLIER, identity)
+    state = continued(EARLIER, folder, identity, unknown(3, rows, 1))
+    assert (state.best, state.eval_rows, state.step) == (Best(), 0, 7)
+    assert state.references.valid.shape == (rows, 1)
+    assert np.isnan(state.references.valid).all()
+    assert state.references.train is KNOWN.train
+    assert state.references.saved_forwards == 4
+
+
+def test_a_run_that_saved_nothing_begins_anew_and_a_finished_one_without_its_state_is_refused(
+    folder: RunFolder,
+) -> None:
+    assert earlier_life(folder) is None
+    folder.adapters.write_bytes(b"trained for a night")
+    with pytest.raises(UserError, match=r"nothing to resume.*resume\.safetensors"):
+        earlier_life(folder)
+    folder.state.mkdir()
+    save_state(folder, STATE, IDENTITY)
+    earlier = earlier_life(folder)
+    assert earlier is not None
+    assert earlier.state.step == 7
+    assert {key: earlier.about[key] for key in IDENTITY} == IDENTITY
+
+
+def test_other_rows_kept_back_for_validation_are_other_training_rows() -> None:
+    store = RowStore("rows.jsonl", "sft", 8)
+    for line in range(1, 5):
+        store.add(line, [pack([line, line], [(1, 2)])], 2)
+    digests = {StoredRows(store, picks).digest for picks in (None, [0, 1, 2], [0, 1, 3], [0, 1])}
+    assert len(digests) == 4
+    assert StoredRows(store, [0, 1, 2, 3]).digest == StoredRows(store).digest

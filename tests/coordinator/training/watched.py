@@ -1,0 +1,55 @@
+"""Engines and reports that remember what was asked of them and told to them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mlxdist.coordinator.training.state import State
+from mlxdist.node.link.session import ComputeLeaves, Session, Work
+from mlxdist.node.work.engine import Engine, Offer, Say
+from tests.coordinator.training.silent import Silent
+
+
+class Watched(Engine):
+    """An engine that remembers what it was asked to compute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[ComputeLeaves] = []
+
+    def perform(self, work: Work, session: Session, say: Say, offer: Offer) -> None:
+        if isinstance(work, ComputeLeaves):
+            self.asked.append(work)
+        super().perform(work, session, say, offer)
+
+
+def leaves_without_reference(engines: Sequence[Watched], verb: str = "gradient") -> dict[int, int]:
+    """Step -> the leaves for which the workers were asked to compute the reference."""
+    found: dict[int, int] = {}
+    for engine in engines:
+        for work in engine.asked:
+            if work.task.verb != verb:
+                continue
+            names = ("reference", "reference_rejected")
+            asked = [any(np.isnan(leaf.get(name, ())).any() for name in names) for leaf in work.numbers]
+            if verb == "score":
+                asked = ["reference" in work.task.parameters] * len(work.leaves)
+            found[work.task.step] = found.get(work.task.step, 0) + sum(asked)
+    return found
+
+
+@dataclass
+class Recorder(Silent):
+    """Keeps every step's state, and calls `before` in front of the step that comes next."""
+
+    states: list[State] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    before: Callable[[int], None] = lambda step: None
+
+    def note(self, sentence: str) -> None:
+        self.notes.append(sentence)
+
+    def save_if_due(self, state: State, last: bool) -> None:
+        self.states.append(state)
+        self.before(state.step + 1)

@@ -1,0 +1,165 @@
+"""Coordinators that start in a blink: a process that has imported everything, and forks one whenever it is asked to.
+
+Each coordinator is a process of its own, to be killed like any other; only its imports (3 s) are shared. Run as
+`python -m tests.faults.forked_coordinator`; `Coordinators` is the test's end of it.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mlxdist.coordinator.config.hosts import CoordinatorHost, Hosts
+from mlxdist.coordinator.config.load import load
+from mlxdist.coordinator.config.schema import RunConfig
+from mlxdist.protocol.errors import MlxdistError
+from tests.faults.fault_nodes import FaultNodes
+
+ENDED_SECONDS = 120.0
+
+
+@dataclass
+class Coordinator:
+    """One coordinator process, and where its words go."""
+
+    pid: int
+    said: Path
+    _status: Path
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code, negative for a signal; None while it lives."""
+        try:
+            return int(self._status.read_text())
+        except FileNotFoundError:
+            return None
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone. One that has ended already stays as it is."""
+        if self.code is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self.wait()
+
+    def wait(self, seconds: float = ENDED_SECONDS) -> int:
+        """Its exit code, once it has ended."""
+        deadline = time.monotonic() + seconds
+        while (code := self.code) is None:
+            assert time.monotonic() < deadline, f"the coordinator did not end:\n{self.said.read_text()}"
+            time.sleep(0.005)
+        return code
+
+
+@dataclass
+class Coordinators:
+    """Starts coordinators over nodes that were started by hand; each life's words go to a file in `folder`."""
+
+    folder: Path
+    nodes: FaultNodes
+    process: "subprocess.Popen[str]"
+    lives: list[Coordinator] = field(default_factory=list)
+
+    def start(
+        self, config: Path, *, resume: bool = False, min_nodes: int = 1, sets: tuple[str, ...] = ()
+    ) -> Coordinator:
+        """A new coordinator on the run file `config`."""
+        number = len(self.lives)
+        said, status = self.folder / f"life-{number}.txt", self.folder / f"life-{number}.status"
+        order = {"config": str(config), "sets": sets, "resume": resume, "port": self.nodes.port}
+        order |= {"min_nodes": min_nodes, "said": str(said), "status": str(status)}
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.flush()
+        self.lives.append(Coordinator(int(self.process.stdout.readline()), said, status))
+        return self.lives[-1]
+
+
+@contextmanager
+def coordinators(folder: Path, nodes: FaultNodes) -> Iterator[Coordinators]:
+    """Coordinators for `nodes`, all gone when the block ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.faults.forked_coordinator"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TOKENIZERS_PARALLELISM": "false", "MLXDIST_PLAIN": "1"},
+    ) as process:
+        all_of_them = Coordinators(folder, nodes, process)
+        try:
+            yield all_of_them
+        finally:
+            for one in all_of_them.lives:
+                one.kill()
+            process.kill()
+
+
+# ---- the process that forks
+
+
+def main() -> None:
+    """Fork a coordinator for every line, say its process id, and note how each one ends."""
+    import mlx_lm.tokenizer_utils  # noqa: F401 - 3 s
+
+    running: dict[int, Path] = {}
+
+    def reap(number: int, frame: object) -> None:
+        for pid in list(running):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                path = running.pop(pid)
+                aside = path.with_suffix(".aside")
+                aside.write_text(str(os.waitstatus_to_exitcode(status)))
+                aside.rename(path)
+
+    signal.signal(signal.SIGCHLD, reap)
+    for line in sys.stdin:
+        order = json.loads(line)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+            _live(order)
+        running[pid] = Path(order["status"])
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+        print(pid, flush=True)
+
+
+def _live(order: dict[str, object]) -> None:
+    """The forked process: one coordinator from its first to its last breath."""
+    from mlxdist.coordinator.run import run
+
+    code = 70  # a traceback
+    with open(str(order["said"]), "w", buffering=1) as said:
+        os.dup2(said.fileno(), 1)
+        os.dup2(said.fileno(), 2)
+        os.close(0)
+        try:
+            sets = order["sets"]
+            assert isinstance(sets, list)
+            config: RunConfig = load(Path(str(order["config"])), sets)
+            hosts = Hosts(
+                None, CoordinatorHost(port=int(str(order["port"])), min_nodes=int(str(order["min_nodes"]))), ()
+            )
+            code = run(config, hosts, resume=bool(order["resume"]), environ=os.environ)
+        except MlxdistError as error:
+            print(f"mlxdist: {error}", flush=True)
+            code = error.exit_code
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""A lost node changes no number: real nodes are killed at the worst moments, and the adapter has the same bits.
+
+The proxy before each node acts on the message that marks the moment, and swallows what the victim would still have
+sent, so that the coordinator has half of its work and no more. Whoever gets to that moment first is the victim: it was
+at work, however the leaves were shared out.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mlxdist.protocol import messages as m
+from mlxdist.protocol.messages import Message
+from tests.faults.fault_nodes import Caught, FaultNodes
+from tests.faults.fault_proxy import UP, Seen
+from tests.faults.fault_runs import Undisturbed, config_of, sha, told, train
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+STEP = 3  # in which it happens: by then all three nodes work
+Hurt = Callable[[str], None]
+
+
+def after_first_answer(nodes: FaultNodes, verb: str, hurt: Hurt) -> Caught:
+    """It has answered one leaf of several, and computes the next."""
+
+    def test(name: str, message: Message) -> bool:
+        if not isinstance(message, m.LeafAnswer) or message.step < STEP:
+            return False
+        task = nodes.task(name, message)
+        return task.verb == verb and task.stop - task.start > 1
+
+    def act(name: str, seen: Seen) -> None:
+        hurt(name)
+        seen.last = True
+
+    return nodes.catch(UP, test, act)
+
+
+def compute(nodes: FaultNodes, hurt: Hurt) -> Caught:
+    """Within a gradient."""
+    return after_first_answer(nodes, "gradient", hurt)
+
+
+def first_round(nodes: FaultNodes, hurt: Hurt) -> Caught:
+    """Within the scores of KTO's reference point."""
+    return after_first_answer(nodes, "score", hurt)
+
+
+def upload(nodes: FaultNodes, hurt: Hurt) -> Caught:
+    """A partial was let in, and its block is on its way."""
+
+    def test(name: str, message: Message) -> bool:
+        offer = nodes.offer(name, UP, message) if isinstance(message, m.VectorBlock) else None
+        return offer is not None and offer.step >= STEP
+
+    def act(name: str, seen: Seen) -> None:
+        hurt(name)
+        seen.dropped = seen.last = True
+
+    return nodes.catch(UP, test, act)
+
+
+def download(nodes: FaultNodes, hurt: Hurt) -> Caught:
+    """It has a task, and the adapter for it is on its way."""
+
+    def act(name: str, seen: Seen) -> None:
+        hurt(name)
+        seen.dropped = seen.last = True
+
+    return nodes.catch_adapter(STEP, act)
+
+
+@pytest.mark.parametrize("which", ["worker", "supervisor", "both"])
+@pytest.mark.parametrize("moment", [compute, upload, first_round, download])
+def test_a_kill_in_any_moment_changes_no_bit(
+    moment: Callable[[FaultNodes, Hurt], Caught],
+    which: str,
+    nodes: FaultNodes,
+    undisturbed: Undisturbed,
+    model: Path,
+    tmp_path: Path,
+) -> None:
+    assert_a_kill_changes_no_bit(moment, which, "kto", nodes, undisturbed, model, tmp_path / "run")
+
+
+@pytest.mark.parametrize("method", ["sft", "dpo"])
+def test_a_killed_worker_changes_no_bit_of_the_other_methods(
+    method: str, nodes: FaultNodes, undisturbed: Undisturbed, model: Path, tmp_path: Path
+) -> None:
+    assert_a_kill_changes_no_bit(compute, "worker", method, nodes, undisturbed, model, tmp_path / "run")
+
+
+def assert_a_kill_changes_no_bit(
+    moment: Callable[[FaultNodes, Hurt], Caught],
+    which: str,
+    method: str,
+    nodes: FaultNodes,
+    undisturbed: Undisturbed,
+    model: Path,
+    folder: Path,
+) -> None:
+    expected = undisturbed(method)
+    nodes.ready("a", "b", "c")
+    caught = moment(nodes, lambda name: nodes.kill(name, which))
+    assert train(config_of(model, folder, method), nodes.port) == 0
+    assert caught.done.is_set(), "nobody came to that moment"
+    state = "connecting the worker was killed (SIGKILL" if which == "worker" else "dead its connection was closed"
+    lines = [line for line in told(folder).splitlines() if line.startswith(f"{caught.name} {state}")]
+    assert any("; leaves [" in line and line.endswith(" go to others") for line in lines), told(folder)
+    assert sha(folder) == expected

@@ -1,0 +1,211 @@
+"""Nodes that come and go: many losses in one step, the last one lost, joiners, and a node that is started often."""
+
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from mlxdist.protocol import messages as m
+from mlxdist.protocol.messages import Message
+from tests.faults.fault_nodes import FaultNodes, a
+from tests.faults.fault_proxy import DOWN, UP, Seen, wait_for
+from tests.faults.fault_runs import Script, Undisturbed, config_of, events, sha, told, train
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+STEP = 3  # in which it happens: by then all nodes work
+
+
+def is_gradient(message: Message, step: int = STEP) -> bool:
+    return isinstance(message, m.Task) and message.verb == "gradient" and message.step == step
+
+
+@dataclass
+class ThreeDeaths:
+    """Two workers are killed at once, with work in hand; then the third, while it computes what one of them had.
+
+    `leaf` is then the one that was in work at two deaths.
+    """
+
+    nodes: FaultNodes
+    tasks: dict[str, list[m.Task]] = field(default_factory=dict)  # the gradients of the step, as given
+    killed: list[str] = field(default_factory=list)
+    leaf: int = -1
+    _taken: threading.Event = field(default_factory=threading.Event)  # the third node has what another one had
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def arm(self) -> None:
+        """Before the run."""
+        for name, proxy in self.nodes.proxies.items():
+            if proxy.is_online:
+                proxy.when(DOWN, is_gradient, lambda seen, name=name: self._given(name, seen), once=False)
+                proxy.when(
+                    UP, a(m.LeafAnswer, step=STEP), lambda seen, name=name: self._answered(name, seen), once=False
+                )
+
+    def _given(self, name: str, seen: Seen) -> None:
+        assert isinstance(seen.message, m.Task)
+        with self._lock:
+            self.tasks.setdefault(name, []).append(seen.message)
+            if not self.killed and len(self.tasks) == 2:
+                for victim in self.tasks:
+                    self.nodes.kill(victim)
+                    self.killed.append(victim)
+            elif len(self.killed) == 2 and name not in self.killed and self._blamed() >= 0:
+                self._taken.set()
+
+    def _blamed(self) -> int:
+        """The first leaf of a killed one that the third has been given, in its order of work; -1: none yet."""
+        (third,) = [name for name in self.nodes.online() if name not in self.killed[:2]]
+        firsts = {self.tasks[name][0].start for name in self.killed[:2]}
+        return next((leaf for leaf in self._order(third) if leaf in firsts), -1)
+
+    def _order(self, name: str) -> list[int]:
+        return [leaf for task in self.tasks.get(name, []) for leaf in range(task.start, task.stop)]
+
+    def _answered(self, name: str, seen: Seen) -> None:
+        """The third node stops just before it would answer the leaf that a dead one had first in hand."""
+        assert isinstance(seen.message, m.LeafAnswer)
+        if self.leaf >= 0:
+            return  # later, all is as usual
+        if self.nodes.task(name, seen.message).verb != "gradient":
+            return
+        with self._lock:
+            if name in self.killed:
+                seen.dropped = True  # it had sent that before it was killed
+                return
+        wait_for(self._taken, "the work of the two that were killed")
+        with self._lock:
+            leaf = self._blamed()
+            order = self._order(name)
+            if seen.message.leaf == leaf or order.index(seen.message.leaf) == order.index(leaf) - 1:
+                self.leaf, seen.dropped, seen.last = leaf, seen.message.leaf == leaf, True
+                self.nodes.kill(name)
+                self.killed.append(name)
+
+
+def test_a_leaf_that_was_in_work_at_two_deaths_goes_to_one_node_alone(
+    nodes: FaultNodes, undisturbed: Undisturbed, model: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    expected = undisturbed("kto")
+    nodes.ready("a", "b", "c")
+    deaths = ThreeDeaths(nodes)
+    deaths.arm()
+    assert train(config_of(model, folder, "kto"), nodes.port) == 0
+    assert len(set(deaths.killed)) == 3, deaths
+    assert "run says paused: 0 of at least 1 nodes can work; waiting for more" in told(folder)
+    assert " nodes can work" in told(folder).partition("run says going on after ")[2]
+    alone = [
+        (name, task)
+        for name in deaths.killed
+        for task in deaths.tasks[name]
+        if (task.start, task.stop) == (deaths.leaf, deaths.leaf + 1)
+    ]
+    assert alone, deaths.tasks
+    name, task = alone[0]
+    answered = False
+    for direction, message in nodes.proxies[name].journal:  # nothing else was in its hands before the answer came
+        if direction == UP and isinstance(message, m.LeafAnswer) and message.attempt == task.attempt:
+            answered = True
+        elif direction == DOWN and isinstance(message, m.Task) and message.life == task.life:
+            assert message.attempt == task.attempt or answered
+    assert answered
+    assert sha(folder) == expected
+
+
+def test_with_the_last_node_lost_the_run_waits_and_goes_on_with_a_new_one(
+    nodes: FaultNodes, undisturbed: Undisturbed, model: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    expected = undisturbed("kto")
+    nodes.ready("a", later=("b",))
+    nodes.catch(DOWN, lambda _, message: is_gradient(message), lambda name, _: nodes.kill(name, "both"))
+    with Script(folder, (lambda: "run says paused: ", nodes.proxies["b"].online)):
+        assert train(config_of(model, folder, "kto"), nodes.port) == 0
+    story = told(folder).splitlines()
+    lost = next(i for i, line in enumerate(story) if line.startswith("a dead its connection was closed"))
+    assert story[lost].endswith("; leaves [0, 8) go to others")
+    (change,) = [event for event in events(folder, "node") if event["name"] == "a" and event["state"] == "dead"]
+    assert str(change["cause"]).startswith("its connection was closed")
+    assert (change["action"], change["leaves"]) == ("leaves [0, 8) go to others", [[0, 8]])
+    paused = story.index("run says paused: 0 of at least 1 nodes can work; waiting for more")
+    joined = story.index("b ready ")
+    going = next(i for i, line in enumerate(story) if line.startswith("run says going on after "))
+    assert lost < paused < joined < going
+    assert sha(folder) == expected
+
+
+def test_a_node_that_is_started_five_times_is_one_member(
+    nodes: FaultNodes, undisturbed: Undisturbed, model: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    expected = undisturbed("kto")
+    nodes.ready("a", "b")
+    again = nodes.leave_the_rest_to(lambda: "b", STEP)
+    proxy, starts = nodes.proxies["b"], []
+
+    def restart(seen: Seen) -> None:
+        """Its supervisor is admitted: killed and started again, five times; the sixth may stay."""
+        starts.append(seen.message)
+        if len(starts) < 6:
+            seen.dropped = seen.last = True
+            threading.Thread(target=new_supervisor).start()
+
+    def new_supervisor() -> None:
+        nodes.kill("b", "both")
+        nodes.start("b")
+
+    def begin(seen: Seen) -> None:
+        proxy.when(DOWN, a(m.Admit), restart, once=False)
+        proxy.when(UP, lambda message: isinstance(message, m.CanaryAnswer) and len(starts) == 6, lambda _: again.set())
+        new_supervisor()
+
+    proxy.when(DOWN, lambda message: isinstance(message, m.Task) and message.step == STEP - 1, begin)
+    assert train(config_of(model, folder, "kto"), nodes.port) == 0
+    assert len(starts) == 6
+    assert {event["name"] for event in events(folder, "node")} == {"a", "b"}
+    (bye,) = [bye for bye in proxy.saw(DOWN, m.Bye) if bye.life in {left.life for left in proxy.saw(UP, m.Left)}][:1]
+    lives = list(dict.fromkeys(admit.life for admit in proxy.saw(DOWN, m.Admit)))
+    assert bye.life == lives[-1]
+    assert sha(folder) == expected
+
+
+def test_nobody_waits_for_a_joiner_that_never_finishes_loading(
+    nodes: FaultNodes, undisturbed: Undisturbed, model: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    expected = undisturbed("kto")
+    nodes.ready("a", "b", later=("c",))
+    nodes.proxies["c"].online()
+    loading = threading.Event()
+    nodes.proxies["c"].when(DOWN, a(m.Welcome), lambda _: (nodes.stop("c", "worker"), loading.set())[0])
+    for name in ("a", "b"):
+        nodes.proxies[name].when(DOWN, a(m.Task, step=STEP), lambda _: wait_for(loading, "the joiner"))
+    assert train(config_of(model, folder, "kto"), nodes.port) == 0
+    lines = [line for line in told(folder).splitlines() if line.startswith("c ")]
+    assert lines == ["c connecting connected", "c loading loading the model"]
+    assert not nodes.proxies["c"].saw(DOWN, m.Task)
+    assert sha(folder) == expected
+
+
+def test_a_joiner_in_mid_run_takes_part_from_the_next_round_on(
+    nodes: FaultNodes, undisturbed: Undisturbed, model: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    expected = undisturbed("kto")
+    nodes.ready("a", "b", later=("c",))
+    joiner = nodes.proxies["c"]
+    again = nodes.leave_the_rest_to(lambda: "c", STEP)
+    joiner.when(UP, a(m.CanaryAnswer), lambda _: again.set())
+    nodes.catch(DOWN, lambda _, message: a(m.Task, step=STEP - 1)(message), lambda *_: joiner.online())
+    assert train(config_of(model, folder, "kto"), nodes.port) == 0
+    story = told(folder).splitlines()
+    assert "c connecting connected" in story
+    assert "c ready " in story
+    first = joiner.saw(DOWN, m.Task)[0]
+    assert first.step >= STEP
+    (offer,) = [offer for offer in joiner.saw(DOWN, m.VectorOffer) if offer.adapter_version == first.adapter_version]
+    assert offer.kind == "adapter"
+    assert sha(folder) == expected

@@ -1,0 +1,364 @@
+"""Networks that fail: cables cut without a reset, in one direction, for a while, again and again; and a slow one.
+
+Real nodes in network namespaces, time constants 20 times shorter. Whatever happens, the adapter has the bits of the
+undisturbed run. A supervisor's part in it, which needs no network, is tested here too.
+"""
+
+import threading
+from _thread import interrupt_main
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from mlxdist.coordinator.config.schema import RunConfig
+from mlxdist.node.supervisor import ENLIST_SECONDS, UNANSWERED_BEATS, Supervisor
+from mlxdist.protocol import messages as m
+from mlxdist.protocol.wire import Frames, encode
+from tests.coordinator.cluster.scripted_node import CANARY, Bench, introduction, working
+from tests.faults.fault_runs import SHORT, config_of, events, sha
+from tests.faults.namespaces import DOWN, UP, OfficeNodes, office_nodes, why_not
+
+NAMES = ("a", "b", "c")
+# A copy would spare the run the wait for a node that is cut off, and load must not look like a worker that is stuck.
+TIMING = replace(SHORT, copy_factor=1e9, progress_seconds=10.0)
+HEAVY_RANK = 288
+PARTIAL_BYTES = 4 * 928 * HEAVY_RANK  # the tiny llama's adapter has 928 elements per rank
+DIRECTIONS = [pytest.param((UP, DOWN), id="both"), pytest.param((UP,), id="up"), pytest.param((DOWN,), id="down")]
+WAIT_SECONDS = 100.0  # for what is to happen in a run
+
+pytestmark = pytest.mark.timeout(400)
+slow = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OfficeNodes]:
+    """Three nodes that live through all tests; each test leaves them and their cables whole."""
+    if reason := why_not():
+        pytest.skip(reason)
+    with office_nodes(tmp_path_factory.mktemp("nodes"), *NAMES) as nodes:
+        yield nodes
+
+
+@pytest.fixture
+def cables(nodes: OfficeNodes) -> Iterator[OfficeNodes]:
+    """The nodes, with cables that are mended after the test."""
+    yield nodes
+    for name in NAMES:
+        nodes.office.mend(name)
+        nodes.office.unblock_data(name)
+
+
+def kto(model: Path, folder: Path) -> RunConfig:
+    """The run that most tests disturb."""
+    return config_of(model, folder, "kto", steps=9, timing=TIMING)
+
+
+def heavy(model: Path, folder: Path) -> RunConfig:
+    """A run whose partials have more than a megabyte. Bytes do not get lighter where seconds get shorter: the times
+    are those of the other tests, but for a silence that is still shorter than one partial on a slow cable.
+    """
+    config = config_of(model, folder, "sft", steps=2)
+    timing = replace(TIMING, suspect_seconds=1.5, dead_seconds=4.0, progress_seconds=20.0)
+    return replace(config, timing=timing, lora=replace(config.lora, rank=HEAVY_RANK))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(
+    nodes: OfficeNodes, model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[Callable[[Path, Path], RunConfig]], str]:
+    """The SHA-256 of the adapter of a run that nothing happened to."""
+    known: dict[Callable[[Path, Path], RunConfig], str] = {}
+
+    def of(make: Callable[[Path, Path], RunConfig]) -> str:
+        if make not in known:
+            folder = tmp_path_factory.mktemp("whole") / "run"
+            assert nodes.train(make(model, folder), len(NAMES)) == 0
+            known[make] = sha(folder)
+        return known[make]
+
+    return of
+
+
+Undisturbed = Callable[[Callable[[Path, Path], RunConfig]], str]
+
+
+@dataclass
+class Watched:
+    """A run while it goes on, as its metrics.jsonl tells it."""
+
+    folder: Path
+    ended: threading.Event = field(default_factory=threading.Event)
+    seen: int = 0  # node events that a wait has passed
+
+    def steps(self, count: int) -> None:
+        """Wait for so many steps."""
+        self.until(lambda: len(events(self.folder, "train")) >= count, f"{count} steps")
+
+    def told(self, *words: str) -> None:
+        """Wait for news with one of these words, newer than the last that were waited for."""
+
+        def found() -> bool:
+            lines = node_news(self.folder)
+            for index in range(self.seen, len(lines)):
+                if any(word in lines[index] for word in words):
+                    self.seen = index + 1
+                    return True
+            return False
+
+        self.until(found, " or ".join(words))
+
+    def until(self, look: Callable[[], bool], what: str) -> None:
+        """Wait for what `look` finds; an assertion fails when the run ends before, or it takes too long."""
+        for _ in range(int(WAIT_SECONDS / 0.02)):
+            over = self.ended.wait(0.02)
+            if look():
+                return
+            assert not over, f"the run ended before: {what}"
+        raise AssertionError(f"waited for {what}, and there was:\n" + "\n".join(node_news(self.folder)))
+
+
+def node_news(folder: Path) -> list[str]:
+    """Every news of a node: name, state, message."""
+    return [f"{event['name']} {event['state']} {event['message']}" for event in events(folder, "node")]
+
+
+@contextmanager
+def meanwhile(folder: Path, act: Callable[[Watched], None]) -> Iterator[None]:
+    """Do `act` in a thread while the block runs; it must come to its end. Where it fails, the run is interrupted."""
+    watched, errors = Watched(folder), list[BaseException]()
+
+    def body() -> None:
+        try:
+            act(watched)
+        except BaseException as error:  # raised again in the test's own thread
+            errors.append(error)
+            if not watched.ended.is_set():
+                interrupt_main()  # the run may wait for what will not come now
+
+    thread = threading.Thread(target=body, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        watched.ended.set()
+        thread.join(WAIT_SECONDS)
+    if errors:
+        raise errors[0]
+
+
+@slow
+@pytest.mark.parametrize("directions", DIRECTIONS)
+def test_a_node_whose_cable_is_cut_for_ever_changes_no_bit(
+    directions: tuple[str, ...], cables: OfficeNodes, undisturbed: Undisturbed, model: Path, tmp_path: Path
+) -> None:
+    """Nobody closes a connection; the silence alone says it. Another node, cut off until then, takes its place."""
+    folder, expected = tmp_path / "run", undisturbed(kto)
+    cables.office.cut("c", *directions)
+
+    def cut(run: Watched) -> None:
+        run.steps(2)
+        cables.office.cut("b", *directions)
+        run.told("b dead not heard for")
+        cables.office.mend("c")
+        run.told("c ready")
+
+    with meanwhile(folder, cut):
+        assert cables.train(kto(model, folder), 2) == 0
+    assert sha(folder) == expected
+
+
+@slow
+@pytest.mark.parametrize("directions", DIRECTIONS)
+def test_a_node_whose_cable_was_cut_for_a_while_comes_back_and_changes_no_bit(
+    directions: tuple[str, ...], cables: OfficeNodes, undisturbed: Undisturbed, model: Path, tmp_path: Path
+) -> None:
+    """The run wants all three, so that it can only end with the one that comes back; which still has its model."""
+    folder, expected = tmp_path / "run", undisturbed(kto)
+
+    def cut(run: Watched) -> None:
+        run.steps(2)
+        cables.office.cut("b", *directions)
+        run.told("b dead not heard for")
+        cables.office.mend("b")
+        run.told("b loading the model is still loaded")
+
+    with meanwhile(folder, cut):
+        assert cables.train(kto(model, folder), 3) == 0
+    assert sha(folder) == expected
+
+
+@slow
+def test_a_cable_that_flaps_changes_no_bit(
+    cables: OfficeNodes, undisturbed: Undisturbed, model: Path, tmp_path: Path
+) -> None:
+    """Short flaps end in suspicion, long ones in death; the run waits each time, since it wants all three."""
+    folder, expected = tmp_path / "run", undisturbed(kto)
+
+    def flap(run: Watched) -> None:
+        for step, words in ((1, "b suspect"), (3, "b dead"), (5, "b suspect"), (7, "b dead")):
+            run.steps(step)
+            cables.office.cut("b")
+            run.told(words, "b dead")
+            cables.office.mend("b")
+            run.told("b ready", "b busy")
+
+    with meanwhile(folder, flap):
+        assert cables.train(kto(model, folder), 3) == 0
+    assert sha(folder) == expected
+
+
+@slow
+def test_a_switch_that_restarts_changes_no_bit(
+    cables: OfficeNodes, undisturbed: Undisturbed, model: Path, tmp_path: Path
+) -> None:
+    """All nodes at once, until every one is dead; then all come back."""
+    folder, expected = tmp_path / "run", undisturbed(kto)
+
+    def restart(run: Watched) -> None:
+        run.steps(2)
+        for name in NAMES:
+            cables.office.cut(name)
+        for name in NAMES:
+            Watched(folder, run.ended).told(f"{name} dead")
+        for name in NAMES:
+            cables.office.mend(name)
+
+    with meanwhile(folder, restart):
+        assert cables.train(kto(model, folder), 3) == 0
+    assert sha(folder) == expected
+
+
+@slow
+def test_a_node_on_a_slow_cable_is_never_suspect(
+    cables: OfficeNodes, undisturbed: Undisturbed, model: Path, tmp_path: Path
+) -> None:
+    """At 5 Mbit/s a partial takes two seconds, longer than a silence may be; its beats pass it on their own way."""
+    folder, expected = tmp_path / "run", undisturbed(heavy)
+    cables.office.slow("b", 5)
+    assert cables.train(heavy(model, folder), 3) == 0
+    assert sha(folder) == expected
+    assert cables.office.bytes_sent("b", UP) > PARTIAL_BYTES, "no partial went over the slow cable"
+    assert cables.office.bytes_sent("b", DOWN) > PARTIAL_BYTES, "no adapter went over the slow cable"
+    news = node_news(folder)
+    assert not any(line.startswith(("b suspect", "b dead")) for line in news), news
+
+
+@slow
+@pytest.mark.parametrize("direction", [UP, DOWN])
+def test_a_cable_cut_in_the_middle_of_a_vector_changes_no_bit(
+    direction: str, cables: OfficeNodes, undisturbed: Undisturbed, model: Path, tmp_path: Path
+) -> None:
+    """Half a partial, or half an adapter, counts for nothing; nobody waits for the other half."""
+    folder, expected = tmp_path / "run", undisturbed(heavy)
+    cables.office.slow("b", 5)
+
+    def cut(run: Watched) -> None:
+        run.until(lambda: cables.office.bytes_sent("b", direction) > PARTIAL_BYTES / 4, "a quarter of a vector")
+        cables.office.cut("b")
+        run.told("b dead not heard for")
+        cables.office.mend("b")
+        run.told("b loading the model is still loaded")
+
+    with meanwhile(folder, cut):
+        assert cables.train(heavy(model, folder), 3) == 0
+    assert sha(folder) == expected
+
+
+@slow
+def test_a_data_connection_that_leads_nowhere_changes_no_bit(
+    cables: OfficeNodes, undisturbed: Undisturbed, model: Path, tmp_path: Path
+) -> None:
+    """Beats say nothing of it; the progress deadline does. Another node, cut off until then, takes its place."""
+    folder, expected = tmp_path / "run", undisturbed(kto)
+    config = kto(model, folder)
+    cables.office.cut("c")
+
+    def block(run: Watched) -> None:
+        run.steps(2)
+        cables.office.block_data("b")
+        run.told("b connecting it did nothing for")
+        cables.office.mend("c")
+
+    with meanwhile(folder, block):
+        assert cables.train(replace(config, timing=replace(config.timing, progress_seconds=2.0)), 2) == 0
+    assert sha(folder) == expected
+
+
+@dataclass
+class DeafLink:
+    """A connection over which nothing comes back, until it is renewed; every wait moves the clock."""
+
+    open: bool = True
+    now: float = 0.0
+    renewed: list[float] = field(default_factory=list)
+    answer: m.Message = field(default_factory=lambda: m.Refuse("not today"))
+
+    def receive(self, timeout: float) -> list[Frames]:
+        """Nothing; after `renew`, the answer."""
+        self.now += timeout
+        return [encode(self.answer)] if self.renewed else []
+
+    def send(self, frames: Frames) -> bool:
+        """Taken while the connection seems to be open."""
+        return self.open
+
+    def renew(self) -> None:
+        """Note when."""
+        self.renewed.append(self.now)
+
+    def wake(self) -> None:
+        """Nothing waits."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def supervisor(link: DeafLink) -> Supervisor:
+    """One that gives up after a minute."""
+    return Supervisor("a", "nowhere", link, launched=False, wait_seconds=60.0, clock=lambda: link.now)
+
+
+def test_a_supervisor_that_nobody_answers_connects_anew() -> None:
+    """A half-open connection takes every message and leads nowhere."""
+    link = DeafLink()
+    one = supervisor(link)
+    assert (one.run(threading.Event()), one.reason) == (1, "refused: not today")
+    assert len(link.renewed) == 1
+    assert link.renewed[0] > UNANSWERED_BEATS * ENLIST_SECONDS
+
+
+def test_a_supervisor_without_a_connection_leaves_connecting_to_zeromq() -> None:
+    """What was not sent is not unanswered."""
+    link = DeafLink(open=False)
+    assert supervisor(link).run(threading.Event()) == 1
+    assert link.renewed == []
+
+
+def deaths_until_failure(worker_after: int) -> int:
+    """How often a node may fall silent at the same leaf until the run ends; it comes back with this worker."""
+    bench = Bench()
+    (node,) = working(bench, "a", leaves=2)
+    for count in range(1, 20):
+        node.beat(worker_pid=7)
+        bench.tick(16.0)
+        assert node.state == "dead"
+        if bench.failure:
+            assert "leaf 0 of step 4 (rows 0)" in bench.failure
+            return count
+        node.tell(m.Enlist(m.PROTOCOL_VERSION, "a", node.pid, worker_after, {}))
+        node.hello()
+        node.say(introduction(node.life))
+        node.say(m.CanaryAnswer(node.life, CANARY))
+    raise AssertionError("it went round for ever")
+
+
+def test_a_node_that_comes_back_with_the_same_worker_was_cut_off_and_its_leaf_is_not_to_blame() -> None:
+    assert deaths_until_failure(worker_after=7) > 3
+
+
+@pytest.mark.parametrize("worker", [0, 8])
+def test_a_node_that_comes_back_with_another_worker_was_lost_at_its_leaf(worker: int) -> None:
+    assert deaths_until_failure(worker_after=worker) == 3

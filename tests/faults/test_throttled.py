@@ -1,0 +1,57 @@
+"""The split follows what the nodes can do: a worker that is really throttled gets fewer leaves, and no bit changes."""
+
+import sys
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mlxdist.coordinator.config.schema import BatchConfig, RunConfig
+from mlxdist.protocol import messages as m
+from tests.faults.cpu_limits import throttled
+from tests.faults.fault_nodes import FaultNodes, a, none
+from tests.faults.fault_proxy import DOWN
+from tests.faults.fault_runs import config_of, sha, told, train
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(sys.platform != "linux", reason="control groups and affinity are Linux's"),
+]
+
+STEPS, FROM, LAST = 16, 4, 6  # all; the first one under the limit; those that are looked at
+LEAVES = 16
+
+
+def shares(nodes: FaultNodes, name: str) -> dict[int, int]:
+    """Leaves that a node was given by step, copies included."""
+    found = dict.fromkeys(range(1, STEPS + 1), 0)
+    for task in nodes.proxies[name].saw(DOWN, m.Task):
+        found[task.step] += task.stop - task.start
+    return found
+
+
+def test_the_leaves_move_from_a_worker_that_is_throttled_to_the_other_one_and_no_bit_changes(
+    nodes: FaultNodes, model: Path, tmp_path: Path
+) -> None:
+    def config(name: str) -> RunConfig:
+        return replace(config_of(model, tmp_path / name, "sft", steps=STEPS), batch=BatchConfig(size=LEAVES))
+
+    nodes.ready("a")
+    assert train(config("alone"), nodes.port) == 0
+    nodes.ready("a", "b")
+    with ExitStack() as limits:
+        nodes.proxies["b"].when(
+            DOWN, a(m.Task, step=FROM), lambda _: none(limits.enter_context(throttled(nodes.worker("b").pid)))
+        )
+        assert train(config("two"), nodes.port, 2) == 0
+    fast, slow = shares(nodes, "a"), shares(nodes, "b")
+    late = range(STEPS - LAST + 1, STEPS + 1)
+    assert sum(slow[step] for step in late) < LEAVES * LAST / 3, (fast, slow)
+    assert sum(fast[step] for step in late) > LEAVES * LAST * 2 / 3, (fast, slow)
+    assert slow[1] > LEAVES / 3, (fast, slow)
+    named = told(tmp_path / "two").count("b ready costs more than it brings")
+    assert named <= 1
+    assert named or any(slow[step] for step in late)
+    assert sha(tmp_path / "two") == sha(tmp_path / "alone")

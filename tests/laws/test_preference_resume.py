@@ -1,0 +1,137 @@
+"""Preference runs that go on, start anew, or end badly: the references are known again, and nothing is left over."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mlxdist.coordinator.config.run_spec import run_spec
+from mlxdist.coordinator.methods.sft import Method
+from mlxdist.coordinator.storage.run_folder import RunFolder
+from mlxdist.coordinator.training.optimizer import no_moments
+from mlxdist.coordinator.training.resume import continued, earlier_life
+from mlxdist.coordinator.training.startup import method_of, reference
+from mlxdist.coordinator.training.state import State, identity_of, save_state
+from mlxdist.node.work import model as models
+from mlxdist.protocol.errors import NonFiniteError
+from tests.coordinator.training.watched import Recorder, Watched, leaves_without_reference
+from tests.laws.preference_cases import BATCH, case_of, labelled, pairs
+from tests.laws.preference_runs import train_here
+
+
+@pytest.fixture
+def engines() -> list[Watched]:
+    return [Watched() for _ in range(3)]
+
+
+IDENTITY = identity_of("same", (), "model", "")
+
+
+# ---- resumed
+
+
+class SavesAfter2(Recorder):
+    """Saves the state after step 2, as a run that is interrupted there."""
+
+    folder: RunFolder
+
+    def save_if_due(self, state: State, last: bool) -> None:
+        super().save_if_due(state, last)
+        if state.step == 2:
+            save_state(self.folder, state, IDENTITY)
+
+
+@pytest.mark.parametrize("loss", ["sigmoid", "ipo", "kto"])
+@pytest.mark.parametrize("which", ["base", "initial"])
+def test_a_resumed_run_has_the_bits_of_an_unbroken_one_and_asks_for_no_reference_twice(
+    loss: str, which: str, model: Path, engines: list[Watched], tmp_path: Path
+) -> None:
+    case = case_of(loss, reference=which)
+    folder = RunFolder(tmp_path)
+    folder.state.mkdir()
+    recorder = SavesAfter2()
+    recorder.folder = folder
+    unbroken = train_here(case, model, engines[:1], recorder=recorder)
+    asked = leaves_without_reference(engines)
+    for engine in engines:
+        engine.asked.clear()
+
+    def going_on(method: Method) -> State:
+        earlier = earlier_life(folder)
+        assert earlier is not None
+        state = continued(earlier, folder, IDENTITY, method.references)
+        method.references = state.references
+        return state
+
+    resumed = train_here(case, model, engines[:2], start=going_on)
+    assert resumed.sha == unbroken.sha
+    assert [step.metrics for step in resumed.steps] == [step.metrics for step in unbroken.steps[2:]]
+    assert np.array_equal(resumed.method.references.train, unbroken.method.references.train)
+    assert resumed.method.references.saved_forwards == unbroken.method.references.saved_forwards
+    assert leaves_without_reference(engines) == {step: count for step, count in asked.items() if step > 2}
+
+
+def test_the_initial_reference_is_kept_beside_the_state(model: Path, tmp_path: Path) -> None:
+    config = case_of("sigmoid", reference="initial").config(model)
+    folder = RunFolder(tmp_path)
+    folder.state.mkdir()
+    first, later = (np.arange(4, dtype=np.float32) + shift for shift in (0, 1))
+    at_start = reference(config, folder, State(first, no_moments(4)))
+    after = reference(config, folder, State(later, replace(no_moments(4), step=3)))
+    assert at_start is not None
+    assert after is not None
+    assert at_start.tolist() == after.tolist() == first.tolist()
+
+
+# ---- clean beginnings, and bad ends
+
+
+def test_a_second_run_in_the_same_processes_starts_clean(model: Path, engines: list[Watched]) -> None:
+    """After KTO against the initial adapter: neither its reference, nor its adapter, nor the model's mode is left."""
+    train_here(case_of("kto", reference="initial"), model, engines[:2])
+    second = train_here(case_of("sigmoid"), model, engines[:2])
+    assert second.sha == train_here(case_of("sigmoid"), model, [Watched(), Watched()]).sha
+    assert second.steps[0].metrics == train_here(case_of("sigmoid"), model, [Watched()]).steps[0].metrics
+
+
+@pytest.mark.parametrize("loss", ["sigmoid", "kto"])
+def test_a_loss_that_is_not_finite_names_its_leaf_and_rows_and_takes_no_step(
+    loss: str, model: Path, engines: list[Watched]
+) -> None:
+    rows = pairs(8) if loss == "sigmoid" else labelled((1, 0, 1, 1, 0, 0, 1, 0))
+    case = case_of(loss, replace(BATCH, size=4, micro_size=2), rows=rows)
+    second_leaf = case.order()[1].windows[0][2:]
+    row = second_leaf[1]
+
+    def make(*arguments: object) -> Method:
+        method = method_of(*arguments)  # type: ignore[arg-type]
+        method.references.train[row] = np.inf
+        return method
+
+    recorder = Recorder()
+    with pytest.raises(NonFiniteError) as caught:
+        train_here(case, model, engines[:2], make=make, recorder=recorder)  # type: ignore[arg-type]
+    ids, places = ", ".join(map(str, second_leaf)), ", ".join(f"rows.jsonl:{each + 1}" for each in second_leaf)
+    assert f"NaN or Inf in leaf 1 of step 2 (rows {ids}), on node-" in str(caught.value)
+    assert {name for name in ("node-0", "node-1") if name in str(caught.value)} == {"node-0", "node-1"}
+    assert str(caught.value).endswith(f"The leaf holds {places}")
+    assert len(recorder.states) == 1  # step 1 was taken, step 2 was not
+    assert train_here(case, model, engines[:2]).sha == train_here(case, model, [Watched()]).sha
+
+
+def test_a_kl_pair_that_is_not_finite_is_named_before_the_reference_point(model: Path, engines: list[Watched]) -> None:
+    case = case_of("kto", replace(BATCH, micro_size=2))
+
+    def broken(method: Method) -> State:
+        vector = np.full_like(
+            case.first_adapter(models.load(run_spec(case.config(model)), lambda sentence: None).manifest), np.nan
+        )
+        return State(vector, no_moments(len(vector)), method.references)
+
+    first, second = case.order()[0].windows[0][:2]
+    named = (
+        rf"KL pairs of leaf 0 of step 1 \(rows {first}, {second}\): .* rows.jsonl:{first + 1}, rows.jsonl:{second + 1}"
+    )
+    with pytest.raises(NonFiniteError, match=named):
+        train_here(case, model, engines[:1], start=broken)

@@ -1,0 +1,263 @@
+"""--resume continues everything that a step depends on, and everything that is told: one law each, and planted bugs."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from mlxdist.coordinator.config.schema import BatchConfig, DataConfig, LoraConfig, RunConfig, TrainConfig
+from mlxdist.coordinator.fleet.fleet import Fleet
+from mlxdist.coordinator.methods.sft import Sft
+from mlxdist.coordinator.report.format import StepReport
+from mlxdist.coordinator.report.plain import Display
+from mlxdist.coordinator.report.reporter import Reporter
+from mlxdist.coordinator.storage.run_folder import RunFolder
+from mlxdist.coordinator.train import Run, train
+from mlxdist.coordinator.training.initial_adapter import draw
+from mlxdist.coordinator.training.optimizer import no_moments
+from mlxdist.coordinator.training.resume import continued, earlier_life
+from mlxdist.coordinator.training.saver import Saver
+from mlxdist.coordinator.training.state import Best, State, identity_of
+from mlxdist.coordinator.training.validation import Evaluation, Validation
+from mlxdist.node.work.engine import Engine
+from mlxdist.protocol.leaves import Row
+from tests.laws.memory_fleet import ListRows, make_row, memory_fleet
+from tests.laws.model_folder import VOCABULARY
+
+pytestmark = pytest.mark.slow
+
+STEPS = 8
+TOLD = ("event", "step", "loss", "grad_norm", "learning_rate", "tokens", "metrics", "best", "path")
+
+
+class Dark:
+    """A display that shows nothing."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *given, **named: None
+
+
+class InterruptedSaver(Saver):
+    """Ctrl-C in the moment after a step was saved."""
+
+    at: int = 0
+
+    def save_if_due(self, state: State, last: bool) -> None:
+        super().save_if_due(state, last)
+        if state.step == self.at:
+            raise KeyboardInterrupt
+
+
+class InterruptedValidation(Validation):
+    """Ctrl-C in the middle of an evaluation."""
+
+    at: int = 0
+
+    def evaluate(self, fleet: Fleet, state: State, step_seconds: float) -> tuple[Evaluation | None, State]:
+        if state.step == self.at:
+            raise KeyboardInterrupt
+        return super().evaluate(fleet, state, step_seconds)
+
+
+class InterruptedReporter(Reporter):
+    """Ctrl-C after a step was taken, before it was told."""
+
+    at: int = 0
+
+    def train(self, report: StepReport) -> None:
+        if report.step == self.at:
+            raise KeyboardInterrupt
+        super().train(report)
+
+
+@pytest.fixture(scope="module")
+def engines() -> list[Engine]:
+    return [Engine(), Engine()]
+
+
+def rows(count: int, seed: int) -> list[Row]:
+    random = np.random.default_rng(seed)
+    lengths = random.integers(4, 30, count).tolist()
+    return [make_row(i, random.integers(0, VOCABULARY, n).tolist(), n // 2) for i, n in enumerate(lengths)]
+
+
+@dataclass
+class Lives:
+    """The lives of one run in one folder."""
+
+    model: Path
+    engines: Sequence[Engine]
+    folder: Path
+    early_stop_evals: int = 0
+
+    @property
+    def config(self) -> RunConfig:
+        """Dropout, warmup, a falling learning rate, several passes, steps of two windows: what a step depends on."""
+        return RunConfig(
+            model=str(self.model),
+            output=self.folder,
+            data=DataConfig(path="none"),
+            batch=BatchConfig(size=3, grad_accum_steps=2, micro_size=2, max_length=32),
+            lora=LoraConfig(rank=4, dropout=0.3),
+            train=TrainConfig(
+                steps=STEPS,
+                learning_rate=3e-2,
+                schedule="cosine",
+                warmup_steps=3,
+                eval_every=2,
+                eval_rows="all",
+                save_every=1,
+                early_stop_evals=self.early_stop_evals,
+            ),
+        )
+
+    def live(
+        self, *, interrupt: str = "", at: int = 0, nodes: int = 1, plant: Callable[[State], State] = lambda state: state
+    ) -> State:
+        """One life, which goes on from what is saved. `interrupt`: "save" | "evaluation" | "report", in step `at`."""
+        config, run = self.config, RunFolder(self.folder)
+        for folder in (run.state, run.checkpoints):
+            folder.mkdir(parents=True, exist_ok=True)
+        data, valid = ListRows(rows(14, 1)), ListRows(rows(4, 2))
+        report = (InterruptedReporter if interrupt == "report" else Reporter)(
+            run, cast(Display, Dark()), clock=lambda: 0.0
+        )
+        with memory_fleet(config, self.engines[:nodes]) as fleet:
+            manifest = fleet.wait_for_model().manifest
+            method = Sft(config, cast(Any, data), cast(Any, valid))
+            identity = identity_of("same", manifest, "model", "rows")
+            earlier = earlier_life(run)
+            if earlier is None:
+                vector = draw(manifest, 0)
+                state = State(vector, no_moments(len(vector)), method.references)
+            else:
+                state = plant(continued(earlier, run, identity, method.references))
+            report.resume_after(state.step)
+            fleet.send_adapter(state.step, state.adapter)
+            fleet.wait_for_nodes(nodes, nodes, 0.0)
+            saver = (InterruptedSaver if interrupt == "save" else Saver)(run, config, manifest, identity, report)
+            validation = (InterruptedValidation if interrupt == "evaluation" else Validation)(
+                config, method, len(valid), report
+            )
+            for one in (report, saver, validation):
+                if hasattr(one, "at"):
+                    one.at = at
+            ticks = iter(range(1_000_000))
+            loop = Run(config, method, data, validation, STEPS, fleet, report, saver, clock=lambda: float(next(ticks)))
+            if not interrupt:
+                return train(loop, state)
+            with pytest.raises(KeyboardInterrupt):
+                train(loop, state)
+            return state
+
+    def told(self) -> list[dict[str, object]]:
+        """What metrics.jsonl has of steps, without times."""
+        lines = [
+            json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines() if "step" in line
+        ]
+        lines = [line for line in lines if line["event"] != "stage"]  # that steps are taken again is said
+        return [{key: line[key] for key in TOLD if key in line} for line in lines]
+
+
+Whole = Callable[[Lives], tuple[State, list[dict[str, object]]]]
+
+
+@pytest.fixture
+def broken(model: Path, engines: list[Engine], tmp_path: Path) -> Lives:
+    """A run that the test interrupts."""
+    return Lives(model, engines, tmp_path / "broken")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    """The state and the events of the same run without an interrupt."""
+    known: dict[int, tuple[State, list[dict[str, object]]]] = {}
+
+    def of(lives: Lives) -> tuple[State, list[dict[str, object]]]:
+        key = lives.early_stop_evals
+        if key not in known:
+            unbroken = replace(lives, folder=tmp_path_factory.mktemp("whole") / "run")
+            known[key] = (unbroken.live(), unbroken.told())
+        return known[key]
+
+    return of
+
+
+def same(one: State, other: State) -> bool:
+    """Whether two states are the same to the last bit, counters included."""
+    pairs = (
+        (one.adapter, other.adapter),
+        (one.moments.first, other.moments.first),
+        (one.moments.second, other.moments.second),
+    )
+    bits = all(left.tobytes() == right.tobytes() for left, right in pairs)
+    return bits and (one.step, one.best, one.eval_rows) == (other.step, other.best, other.eval_rows)
+
+
+@pytest.mark.parametrize("at", [1, 2, 5, STEPS - 1])
+def test_a_run_that_goes_on_after_any_step_is_the_unbroken_one(at: int, broken: Lives, whole: Whole) -> None:
+    """Adapter, moments, schedule, cursor, dropout, best, metrics file; with another number of nodes."""
+    expected, told = whole(broken)
+    broken.live(interrupt="save", at=at)
+    assert same(broken.live(nodes=2), expected)
+    assert broken.told() == told
+
+
+@pytest.mark.parametrize(("interrupt", "at"), [("evaluation", 4), ("report", 5), ("evaluation", STEPS)])
+def test_an_interrupt_within_a_step_loses_neither_its_line_nor_its_evaluation(
+    interrupt: str, at: int, broken: Lives, whole: Whole
+) -> None:
+    expected, told = whole(broken)
+    broken.live(interrupt=interrupt, at=at)
+    earlier = earlier_life(RunFolder(broken.folder))
+    assert earlier is not None
+    assert earlier.state.step == at - 1
+    assert same(broken.live(), expected)
+    assert broken.told() == told
+
+
+def test_a_run_that_had_stopped_early_takes_no_further_step(broken: Lives, whole: Whole) -> None:
+    broken.early_stop_evals = 1
+    expected, told = whole(broken)
+    assert expected.step < STEPS, "the run was to stop early"
+    for _ in range(2):
+        assert same(broken.live(), expected)
+        assert broken.told() == told
+
+
+def test_the_evaluations_without_a_better_one_are_counted_over_all_lives(broken: Lives, whole: Whole) -> None:
+    broken.early_stop_evals = 2
+    expected, told = whole(broken)
+    assert expected.best.evals_since == 2, "the run was to stop early"
+    for at in range(1, expected.step):
+        broken.live(interrupt="save", at=at)
+    assert same(broken.live(), expected)
+    assert broken.told() == told
+
+
+def shifted(state: State) -> State:
+    return replace(state, moments=replace(state.moments, step=state.step - 1))
+
+
+PLANTED: dict[str, Callable[[State], State]] = {
+    "the adapter is drawn anew": lambda state: replace(state, adapter=state.adapter * np.float32(0)),
+    "the first moment is forgotten": lambda state: replace(
+        state, moments=replace(state.moments, first=state.moments.first * np.float32(0))
+    ),
+    "the second moment is forgotten": lambda state: replace(
+        state, moments=replace(state.moments, second=state.moments.second * np.float32(0) + np.float32(1))
+    ),
+    "a step is taken twice": shifted,
+    "the best evaluation is forgotten": lambda state: replace(state, best=Best()),
+}
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_the_law_finds_what_is_not_continued(bug: str, broken: Lives, whole: Whole) -> None:
+    expected, told = whole(broken)
+    broken.live(interrupt="save", at=5)
+    assert not same(broken.live(plant=PLANTED[bug]), expected) or broken.told() != told

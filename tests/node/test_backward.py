@@ -1,0 +1,195 @@
+import itertools
+from collections.abc import Callable
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+
+from mlxdist.node.backward.backward import MicroBatch, Path, gradient, score
+from mlxdist.protocol.errors import DataError
+from scripts.plain_gradient import Loss, furthest, padded_rows, plain_gradient, plain_sums
+from scripts.tiny_architectures import VOCABULARY, add_lora, tiny_model
+
+WHOLE, FULL_HEAD, CHECKPOINT = Path(), Path(picked=False), Path(checkpoint=True)
+SEGMENTS = [Path(segment_size=size) for size in (1, 2, 3, 4)]
+PATHS = [WHOLE, FULL_HEAD, CHECKPOINT, *SEGMENTS]
+
+
+def name(path: Path) -> str:
+    kind = f"segments of {path.segment_size}" if path.segment_size else "checkpoint" if path.checkpoint else "whole"
+    return kind if path.picked else f"{kind}, full head"
+
+
+def sft(sums: list[mx.array]) -> mx.array:
+    return -sums[0].sum()
+
+
+def dpo(sums: list[mx.array]) -> mx.array:
+    return -nn.log_sigmoid(0.1 * (sums[0] - sums[1] - mx.array([1.0, -3.0]))).sum()
+
+
+def kto(sums: list[mx.array]) -> mx.array:
+    labels, reference_point = mx.array([True, False, True]), 0.7
+    reward = sums[0] + mx.array([150.0, 14.0, 5.0])
+    desirable = 1 - mx.sigmoid(0.1 * (reward - reference_point))
+    return mx.where(labels, desirable, 1.5 * (1 - mx.sigmoid(0.1 * (reference_point - reward)))).sum()
+
+
+# Very different lengths, padding, and a row that is all prompt but one token.
+THREE = padded_rows(3, (40, 9, 23), (30, 4, 1), VOCABULARY)
+CHOSEN = padded_rows(4, (33, 12), (20, 5), VOCABULARY)
+REJECTED = padded_rows(5, (18, 30), (5, 29), VOCABULARY)
+ONE_TARGET = padded_rows(6, (21,), (1,), VOCABULARY)
+CASES: dict[str, tuple[Loss, list[MicroBatch]]] = {
+    "sft": (sft, [THREE]),
+    "dpo": (dpo, [CHOSEN, REJECTED]),
+    "kto": (kto, [THREE]),
+    "one target": (sft, [ONE_TARGET]),
+}
+
+
+def lora_llama(**changes: object) -> nn.Module:
+    model = tiny_model("llama", **changes)
+    add_lora(model)
+    return model
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("path", PATHS, ids=name)
+def test_every_path_equals_plain_autograd(path: Path, case: str) -> None:
+    loss, batches = CASES[case]
+    model = lora_llama()
+    value, expected = plain_gradient(model, batches, loss)
+    sums, got = gradient(model, batches, loss, head_chunk=8, path=path)
+    assert furthest(got, expected) < 1e-5
+    assert loss(sums).item() == pytest.approx(value.item(), rel=1e-5)
+    for batch, row_sums in zip(batches, sums, strict=True):
+        np.testing.assert_allclose(row_sums, plain_sums(model, batch), rtol=1e-5)
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 35, 1000])
+@pytest.mark.parametrize("path", [WHOLE, SEGMENTS[1]], ids=name)
+def test_the_size_of_a_head_chunk_changes_no_gradient(path: Path, chunk: int) -> None:
+    model = lora_llama()
+    _, expected = plain_gradient(model, [THREE], kto)
+    assert furthest(gradient(model, [THREE], kto, head_chunk=chunk, path=path)[1], expected) < 1e-5
+
+
+@pytest.mark.parametrize("path", PATHS, ids=name)
+def test_the_same_dropout_key_drops_the_same_elements_on_every_path(path: Path) -> None:
+    model = tiny_model("llama")
+    add_lora(model, dropout=0.3)
+    _, expected = plain_gradient(model, [CHOSEN, REJECTED], dpo, key=2**63 + 5)
+    _, other = plain_gradient(model, [CHOSEN, REJECTED], dpo, key=6)
+    _, got = gradient(model, [CHOSEN, REJECTED], dpo, head_chunk=8, path=path, dropout_key=2**63 + 5)
+    assert furthest(got, expected) < 1e-5
+    assert furthest(other, expected) > 0.1
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("path", SEGMENTS, ids=name)
+def test_the_backward_ends_with_the_lowest_layer_that_trains(path: Path, layers: int) -> None:
+    model = tiny_model("llama")
+    add_lora(model, layers=layers)
+    _, expected = plain_gradient(model, [THREE], sft)
+    assert furthest(gradient(model, [THREE], sft, head_chunk=8, path=path)[1], expected) < 1e-5
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(("bits", "group"), [(4, 32), (4, 64), (8, 32), (8, 64)])
+def test_a_quantised_base_gives_plain_autograds_gradient(bits: int, group: int, tied: bool) -> None:
+    model = tiny_model("llama", hidden_size=64, intermediate_size=128, head_dim=16, tie_word_embeddings=tied)
+    nn.quantize(model, group_size=group, bits=bits)
+    model.freeze()
+    add_lora(model)
+    _, expected = plain_gradient(model, [CHOSEN, REJECTED], dpo)
+    for path in (WHOLE, SEGMENTS[0]):
+        assert furthest(gradient(model, [CHOSEN, REJECTED], dpo, head_chunk=8, path=path)[1], expected) < 1e-5
+
+
+@pytest.mark.parametrize("path", [WHOLE, FULL_HEAD, SEGMENTS[0]], ids=name)
+def test_a_score_has_the_bits_of_the_gradients_own_forward(path: Path) -> None:
+    model = lora_llama()
+    sums, _ = gradient(model, [CHOSEN, REJECTED], dpo, head_chunk=8, path=path)
+    for batch, row_sums in zip([CHOSEN, REJECTED], sums, strict=True):
+        assert np.array_equal(score(model, batch, head_chunk=8, path=path), row_sums)
+
+
+@pytest.mark.parametrize("path", PATHS, ids=name)
+def test_the_same_work_twice_gives_the_same_bits(path: Path) -> None:
+    model = lora_llama()
+    (_, first), (_, second) = (gradient(model, [THREE], kto, head_chunk=8, path=path) for _ in range(2))
+    assert all(np.array_equal(first[key], second[key]) for key in first)
+
+
+def test_a_score_drops_nothing_and_leaves_dropout_as_it_was() -> None:
+    model = tiny_model("llama")
+    add_lora(model, dropout=0.5)
+    with_dropout = score(model, THREE, head_chunk=8)
+    assert all(module.training for module in model.modules())
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module._p_1 = 1.0
+    assert np.array_equal(with_dropout, score(model, THREE, head_chunk=8))
+
+
+@pytest.mark.parametrize("path", PATHS, ids=name)
+def test_a_batch_without_targets_adds_nothing(path: Path) -> None:
+    model = lora_llama()
+    empty = padded_rows(7, (12, 5), (0, 0), VOCABULARY)
+    sums, got = gradient(model, [empty], sft, head_chunk=8, path=path)
+    assert np.array_equal(sums[0], [0, 0])
+    assert all(not np.array(value).any() for value in got.values())
+    assert np.array_equal(score(model, empty, head_chunk=8, path=path), [0, 0])
+
+
+@pytest.mark.parametrize("path", [WHOLE, FULL_HEAD, SEGMENTS[0]], ids=name)
+@pytest.mark.parametrize("id_", [-1, VOCABULARY])
+def test_a_token_outside_of_the_vocabulary_is_refused(path: Path, id_: int) -> None:
+    model = lora_llama()
+    wrong = MicroBatch(np.array([[1, 2, 3]]), np.array([[2, 3, id_]]), np.ones((1, 3)))
+    works: list[Callable[[], object]] = [
+        lambda: score(model, wrong, head_chunk=8, path=path),
+        lambda: gradient(model, [wrong], sft, head_chunk=8, path=path),
+    ]
+    for work in works:
+        with pytest.raises(DataError, match=r"vocabulary|negative"):
+            work()
+
+
+@pytest.mark.parametrize("path", SEGMENTS, ids=name)
+def test_gradients_become_final_from_the_top_layer_down_and_stay_as_they_were_given(path: Path) -> None:
+    model = lora_llama()
+    given: list[dict[str, np.ndarray]] = []
+    _, got = gradient(
+        model,
+        [CHOSEN, REJECTED],
+        dpo,
+        head_chunk=8,
+        path=path,
+        on_final=lambda names, grads: given.append({key: np.array(grads[key]) for key in names}),
+    )
+    layers = [{int(key.split(".")[2]) for key in part} for part in given]
+    assert all(min(upper) > max(lower) for upper, lower in itertools.pairwise(layers))
+    assert len(layers) == -(-4 // path.segment_size)
+    everything = {key: value for part in given for key, value in part.items()}
+    assert everything.keys() == got.keys()
+    assert all(np.array_equal(everything[key], got[key]) for key in got)
+
+
+def test_the_parameters_are_as_before() -> None:
+    model = lora_llama()
+    before = {key: np.array(value) for key, value in plain_parameters(model).items()}
+    for path in PATHS:
+        gradient(model, [THREE], sft, head_chunk=8, path=path)
+        score(model, THREE, head_chunk=8, path=path)
+        after = plain_parameters(model)
+        assert before.keys() == after.keys()
+        assert all(np.array_equal(before[key], after[key]) for key in before)
+
+
+def plain_parameters(model: nn.Module) -> dict[str, mx.array]:
+    from mlx.utils import tree_flatten
+
+    return dict(tree_flatten(model.parameters()))

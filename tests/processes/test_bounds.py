@@ -1,0 +1,217 @@
+"""What grows is bounded: logs, the lines that wait, open files; and what was left out is said."""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from mlxdist.coordinator.config.hosts import local_hosts
+from mlxdist.coordinator.fleet.launch import LocalNodes
+from mlxdist.coordinator.storage.node_log import append_line
+from mlxdist.node.link.session import ComputeCanary, LoadModel, Session, Work
+from mlxdist.node.process import LINE_CHARS, UNSEEN_LINES, Worker
+from mlxdist.node.supervisor import Supervisor
+from mlxdist.node.work.engine import Engine, Offer, Say
+from mlxdist.protocol import messages as m
+from mlxdist.protocol.transport import CONTROL, MemoryHub
+from mlxdist.protocol.wire import Frames, decode
+from scripts.local_cluster import free_ports
+from tests.coordinator.cluster.scripted_node import CANARY, introduction
+from tests.processes.thread_nodes import HERE, Coordinator, ThreadNode, config_of, start_coordinator
+
+# ---- logs
+
+
+def test_a_log_never_grows_beyond_its_size_and_keeps_the_newest_lines_whole(tmp_path: Path) -> None:
+    log, most = tmp_path / "a.log", 2000
+    for number in range(1000):
+        append_line(log, f"line {number} of a worker that fails again and again", most)
+        assert log.stat().st_size <= most
+        lines = log.read_text().splitlines()
+        assert lines[-1] == f"line {number} of a worker that fails again and again"
+        first = number - len(lines) + 1
+        if lines[0].startswith("["):
+            assert [line.split()[1] for line in lines[1:]] == [str(kept) for kept in range(first + 1, number + 1)]
+            assert "earlier lines were dropped" in lines[0]
+            assert sum("dropped" in line for line in lines) == 1
+        else:
+            assert first == 0
+
+
+def test_a_supervisor_that_has_the_log_open_goes_on_at_its_end(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    with log.open("ab", buffering=0) as supervisor:
+        for number in range(100):
+            append_line(log, f"worker {number}", 500)
+        supervisor.write(b"mlxdist node: the run is over\n")
+    lines = log.read_text().splitlines()
+    assert lines[-2:] == ["worker 99", "mlxdist node: the run is over"]
+    assert "\0" not in log.read_text()
+
+
+def test_a_line_longer_than_the_log_is_still_one_line(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    append_line(log, "x" * 5000, 1000)
+    append_line(log, "the next one", 1000)
+    assert log.read_text().splitlines()[-1] == "the next one"
+    assert log.stat().st_size <= 1000
+
+
+# ---- the supervisor's lines
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, text=True)
+    worker = Worker(process)
+    yield worker
+    worker.stop()
+
+
+def all_news(worker: Worker) -> list[str]:
+    lines: list[str] = []
+    while part := worker.news():
+        lines += part
+    return lines
+
+
+def test_lines_that_wait_are_bounded_and_it_is_said_once_how_many_were_left_out(worker: Worker) -> None:
+    for number in range(UNSEEN_LINES + 4000):
+        worker.printed(f"line {number}")
+    first, *lines = all_news(worker)
+    assert first == "[4000 lines were left out here: the worker printed more than could be sent]"
+    assert lines == [f"line {number}" for number in range(4000, UNSEEN_LINES + 4000)]
+    worker.printed("the next")
+    assert all_news(worker) == ["the next"]
+
+
+def test_a_line_without_an_end_is_cut_and_not_kept_whole() -> None:
+    worker = Worker.start({}, ("-c", f"print('x' * {3 * LINE_CHARS}); print('end'); input()"))
+    try:
+        lines: list[str] = []
+        while "end" not in lines:
+            lines += worker.news()
+        assert [len(line) for line in lines] == [*[LINE_CHARS] * 3, 0, 3]
+    finally:
+        worker.stop()
+
+
+def test_lines_that_could_not_be_sent_are_sent_later(worker: Worker) -> None:
+    hub = MemoryHub()
+    link = hub.connect(CONTROL, b"a")
+    life, connected = m.Life("run", 1, 1), [False]
+
+    class Flapping:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(link, name)
+
+        def send(self, frames: Frames) -> bool:
+            return connected[0] and link.send(frames)
+
+    supervisor = Supervisor(
+        "a", HERE, Flapping(), launched=False, wait_seconds=60, clock=lambda: 0.0, start_worker=lambda _: worker
+    )
+    supervisor._handle(m.Admit(life, 7001, 2.0, {}))
+    for number in range(3):
+        worker.printed(f"line {number}")
+        supervisor._tick()
+    connected[0] = True
+    supervisor._tick()
+    logs = [
+        message for message, _ in (decode(parcel.frames) for parcel in hub.receive(0)) if isinstance(message, m.Log)
+    ]
+    assert [line for log in logs for line in log.lines] == ["line 0", "line 1", "line 2"]
+
+
+# ---- open files
+
+RAISED = """
+import atexit, resource, sys
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, {hard}))
+atexit.register(lambda: print("soft limit", resource.getrlimit(resource.RLIMIT_NOFILE)))
+sys.argv = ["mlxdist", *{words}]
+from mlxdist.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("words", [["node", "--connect", "127.0.0.1:1", "--wait", "0.1s"], ["launch", "no-such.toml"]])
+@pytest.mark.parametrize(("hard", "expected"), [("hard", "4096"), ("1000", "1000")])
+def test_the_commands_that_start_raise_the_soft_limit_of_open_files(words: list[str], hard: str, expected: str) -> None:
+    command = [sys.executable, "-c", RAISED.format(words=words, hard=hard)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert f"soft limit ({expected}, " in done.stdout, done.stdout + done.stderr
+
+
+class NoModel(Engine):
+    """Says what an engine says, without a model."""
+
+    def perform(self, work: Work, session: Session, say: Say, offer: Offer) -> None:
+        if isinstance(work, LoadModel):
+            say(introduction(session.life), b"")
+        elif isinstance(work, ComputeCanary):
+            say(m.CanaryAnswer(session.life, CANARY), b"")
+
+
+@contextmanager
+def coordinator_here(port: int, model: Path) -> Iterator[Coordinator]:
+    coordinator = start_coordinator(config_of(model), port)
+    try:
+        yield coordinator
+    finally:
+        coordinator.fleet.close("the test is over")
+
+
+def come_and_go(coordinator: Coordinator, port: int, names: list[str]) -> None:
+    """All of them join, get ready and leave."""
+    nodes = [ThreadNode(name, HERE, port, NoModel()) for name in names]
+    coordinator.fleet.wait_for_nodes(len(names), len(names), 60.0)
+    for node in nodes:
+        node.close()
+    coordinator.fleet._wait(lambda: None if coordinator.cluster.ready() else True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_fifty_joins_and_leaves_leave_no_file_open(model: Path) -> None:
+    """Under old names and new ones by turns."""
+    port, here = free_ports(), psutil.Process()
+    with coordinator_here(port, model) as coordinator:
+        come_and_go(coordinator, port, [f"node-{place}" for place in range(10)])
+        before = settled(here)
+        for turn in range(5):
+            come_and_go(coordinator, port, [f"node-{place + turn % 2 * 10 * turn}" for place in range(10)])
+        assert settled(here, before) <= before
+        assert not coordinator.cluster.ready()
+
+
+def settled(process: psutil.Process, expected: int = 0) -> int:
+    """The number of open files once it does not fall any more: ZeroMQ closes connections a little later."""
+    lowest, quiet = process.num_fds(), 0
+    while quiet < 10 and lowest > expected:
+        threading.Event().wait(0.1)
+        now = process.num_fds()
+        quiet = 0 if now < lowest else quiet + 1
+        lowest = min(lowest, now)
+    return lowest
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+def test_nodes_that_hang_are_gone_when_the_coordinator_has_stopped_them(tmp_path: Path) -> None:
+    """The end of their input and SIGTERM are nothing to a process that stands still: SIGKILL is what counts."""
+    nodes = LocalNodes(tmp_path, stop_seconds=0.2)
+    nodes.start(local_hosts(3).nodes, free_ports())
+    hung = [psutil.Process(process.pid) for process in nodes.processes.values()]
+    for process in hung[:2]:  # the third one leaves by itself
+        process.suspend()
+    nodes.stop()
+    assert not any(process.is_running() for process in hung)
+    assert not nodes.processes

@@ -1,0 +1,49 @@
+"""scripts/bench_step.py works on a fresh machine and compares like with like. What it measures is not tested."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "bench_step.py"
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """One pair with the tiny model, leaves of two rows, started elsewhere than in the project."""
+    command = [sys.executable, str(SCRIPT), "--tiny", "--pairs", "1", "--steps", "2", "--batch", "3", "--micro", "2"]
+    done = subprocess.run(
+        command, cwd=tmp_path_factory.mktemp("elsewhere"), capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)  # nothing else is printed there
+    return found
+
+
+def test_both_train_the_same_targets_of_the_same_rows(result: dict[str, Any]) -> None:
+    assert result["rows"] == 6
+    assert result["mlxdist"]["targets_per_pass"] == result["mlx_lm"]["targets_per_pass"] > 0
+    # The same adapter at first and the same targets: only the order of the batches and the trained pads differ.
+    losses = [result[side]["loss_in_the_last_pass"] for side in ("mlxdist", "mlx_lm")]
+    assert losses[0] == pytest.approx(losses[1], rel=0.05)
+
+
+def test_the_step_without_a_wire_is_the_same_computation(result: dict[str, Any]) -> None:
+    assert result["wire"]["same_bits"] is True
+    assert len(result["wire"]["overhead_seconds_by_pair"]) > 1
+
+
+def test_every_figure_comes_with_what_it_was_measured_on(result: dict[str, Any]) -> None:
+    for side in ("mlxdist", "mlx_lm"):
+        shares = [result[side][f"{which}_share_of_gemm_peak"] for which in ("needed", "computed")]
+        assert 0 < shares[0] <= shares[1]
+        assert result[side]["supervised_tokens_per_second"] > 0
+    assert len(result["ratio_by_pair"]) == 1
+    assert result["settings"]["model"] == "tiny"
+    assert set(result["versions"]) == {"mlxdist", "mlx", "mlx-lm"}
+    assert set(result["machine"]) == {"system", "machine", "cores", "threads", "openblas"}

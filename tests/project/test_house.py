@@ -1,0 +1,166 @@
+"""The house keeps its own order: what linters cannot say about rooms, names and imports."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("coordinator", "node", "protocol")
+HEAVY = {"mlx_lm", "transformers", "datasets"}  # about two seconds at every start of a command
+NOT_OURS = {".git", ".venv", "build", "dist", "runs", "models", "golden"}
+
+
+def sources(*folders: str) -> list[Path]:
+    """Our Python files in the named folders of the project."""
+    found = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    return sorted(path for path in found if "__pycache__" not in path.parts)
+
+
+HOUSE = sources("mlxdist")
+CODE = [*HOUSE, *sources("scripts", "tests")]
+
+
+def files() -> Iterator[Path]:
+    """Every file that belongs to the project, whether git knows it yet or not."""
+    for folder, names, leaves in os.walk(ROOT):
+        hidden = (name for name in names if name.startswith(".") and name != ".ci")
+        skipped = NOT_OURS | {"__pycache__"} | set(hidden) | {name for name in names if name.endswith(".egg-info")}
+        names[:] = [name for name in names if name not in skipped]
+        yield from (Path(folder, leaf) for leaf in leaves if not Path(folder, leaf).is_symlink())
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def imports(node: ast.AST) -> set[str]:
+    """The top-level names that one statement imports."""
+    match node:
+        case ast.Import():
+            return {alias.name.partition(".")[0] for alias in node.names}
+        case ast.ImportFrom(level=0, module=str(module)):
+            return {module.partition(".")[0]}
+    return set()
+
+
+def imported_at_start(path: Path) -> set[str]:
+    """What importing the module imports: everything outside functions and `if TYPE_CHECKING`."""
+    found, waiting = set[str](), list[ast.AST](tree(path).body)
+    while waiting:
+        node = waiting.pop()
+        found |= imports(node)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        waiting.extend(ast.iter_child_nodes(node))
+    return found
+
+
+def loaded_by(*modules: str) -> set[str]:
+    """The top-level names in a fresh interpreter after it imported the modules."""
+    code = f"import sys, {', '.join(modules)}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    assert [path for path in (*HOUSE, *sources("scripts")) if not ast.get_docstring(tree(path))] == []
+
+
+def test_no_file_is_a_drawer_for_anything() -> None:
+    drawers = {"utils", "util", "helpers", "misc", "common"}
+    assert [path for path in CODE if path.stem in drawers] == []
+
+
+def folder_of(module: str) -> str:
+    """`mlxdist.coordinator.cluster` for a module in that folder, the module itself where it stands in none."""
+    path = ROOT.joinpath(*module.split("."))
+    return module if path.is_dir() else module.rpartition(".")[0]
+
+
+def test_no_two_folders_import_each_other_in_a_circle() -> None:
+    below: dict[str, set[str]] = {}
+    for path in HOUSE:
+        here = folder_of(".".join(path.relative_to(ROOT).with_suffix("").parts))
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mlxdist."):
+                below.setdefault(here, set()).add(folder_of(str(node.module)))
+    top = ("mlxdist", "mlxdist.coordinator", "mlxdist.node")  # the files that stand above the folders
+    graph = {here: there - {here, *top} for here, there in below.items() if here not in top}
+    assert len(graph) > 15
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+
+
+def test_no_import_is_relative_or_takes_a_room_by_its_bare_name() -> None:
+    wrong = [
+        (path, node.lineno)
+        for path in CODE
+        for node in ast.walk(tree(path))
+        if (isinstance(node, ast.ImportFrom) and node.level > 0) or imports(node) & set(ROOMS)
+    ]
+    assert wrong == []
+
+
+def test_the_ground_floor_loads_no_model_library_and_no_socket() -> None:
+    modules = [f"mlxdist.protocol.{path.stem}" for path in sources("mlxdist/protocol") if path.stem != "__init__"]
+    assert modules
+    assert loaded_by(*modules) & {"mlx_lm", "transformers", "zmq"} == set()
+
+
+def test_model_libraries_are_imported_only_inside_functions() -> None:
+    assert [path for path in HOUSE if imported_at_start(path) & HEAVY] == []
+
+
+def test_a_supervisor_lives_without_mlx() -> None:
+    assert loaded_by("mlxdist.node.supervisor") & {"mlx", "mlx_lm", "transformers"} == set()
+
+
+@pytest.mark.parametrize(("room", "allowed"), [("coordinator", 1), ("node", 1), ("protocol", 0)])
+def test_sockets_stand_in_one_file_of_each_upper_room(room: str, allowed: int) -> None:
+    users = [
+        path for path in sources(f"mlxdist/{room}") if any("zmq" in imports(node) for node in ast.walk(tree(path)))
+    ]
+    assert len(users) <= allowed, users
+
+
+def test_what_can_be_run_by_name_says_by_what() -> None:
+    run_by_name = {path for path in files() if os.access(path, os.X_OK)}
+    with_interpreter = {path for path in files() if path.read_bytes().startswith(b"#!")}
+    assert run_by_name == with_interpreter
+    assert {ROOT / "scripts" / "test", ROOT / ".ci" / "run"} <= run_by_name
+
+
+def test_no_file_names_a_machine_or_a_package_index() -> None:
+    # The brackets keep this file from naming what it looks for.
+    places = re.compile(
+        rb"(?<!\w)/wor[k]/|/roo[t]/|/tmp/ven[v]|/home/[a-z]+/|pypi\.or[g]|pythonhosted\.or[g]|npmjs\.or[g]|deb\.debian\.or[g]"
+    )
+    found = {path: places.findall(path.read_bytes()) for path in files()}
+    assert {path: names for path, names in found.items() if names} == {}
+
+
+def test_a_model_has_parameters_and_never_weights() -> None:
+    wrong = re.compile(r"\b(model|base|adapter|lora)('s)? weights\b", re.IGNORECASE)
+    texts = [*CODE, *(path for path in files() if path.suffix in {".md", ".toml"})]
+    assert [path for path in texts if wrong.search(path.read_text(encoding="utf-8"))] == []
+
+
+def test_every_link_of_a_page_leads_to_a_file() -> None:
+    broken = [
+        (page, target)
+        for page in files()
+        if page.suffix == ".md"
+        for target in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8"))
+        if "://" not in target and not (page.parent / target).exists()
+    ]
+    assert broken == []

@@ -1,0 +1,566 @@
+"""A coordinator and its nodes in one thread: every message, leaf and second is a move, and the laws are looked at.
+
+The laws: every leaf is in exactly one place (summed, in somebody's hands, or pending); what is summed has the values of
+this step and this adapter; what is stale by its header changes nothing; no more vectors are held than section 8 of the
+design allows, and none is forgotten; nobody is taken for a liar without cause.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from mlxdist.coordinator.cluster.cluster import Cluster
+from mlxdist.coordinator.cluster.settings import Rules
+from mlxdist.coordinator.fleet.fleet import Fleet
+from mlxdist.coordinator.schedule.assign import NodeSeconds
+from mlxdist.coordinator.schedule.rounds import Request
+from mlxdist.protocol import messages as m
+from mlxdist.protocol.errors import MlxdistError, NodeError, NonFiniteError
+from mlxdist.protocol.states import NodeState
+from mlxdist.protocol.transport import CONTROL, DATA, PROBE, Parcel, is_probe
+from mlxdist.protocol.tree import Span, TreeSum
+from mlxdist.protocol.vectors import Vector
+from mlxdist.protocol.wire import decode
+from tests.coordinator.cluster.scripted_node import SPEC, VERSIONS, leaf_of, state_of
+from tests.simulation.sim_nodes import ELEMENTS, Move, SimSupervisor, SimWorker, Wire, gradient_of, numbers_of
+
+TICK = 1.0  # seconds; shorter than a beat
+LATELY = 200  # messages that may be said again
+TIME_SHARE = 0.04  # of the moves of a flow: a second passes
+CALM_SECONDS = 900.0  # within which a round ends when nothing is wrong any more: every deadline and wait, several times
+REFERENCE = 7.0
+DEATHS, NONFINITE = 3, 2
+
+
+class World:
+    """`min_nodes`, `launched` and `reference` as in a run; `scored`: a step has a round of scores first."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        *,
+        min_nodes: int = 1,
+        launched: bool = False,
+        reference: bool = False,
+        scored: bool = False,
+        cuts: Sequence[int] = (),
+    ) -> None:
+        self.now = 1000.0
+        self.wires: list[Wire] = []
+        self.inbox: list[Parcel] = []
+        self.supervisors: list[SimSupervisor] = []
+        self.cuts, self.min_nodes, self.scored = tuple(cuts), min_nodes, scored
+        self.reference = REFERENCE if reference else 0.0
+        self.launched = frozenset(names) if launched else frozenset[str]()
+        self.damage_up = self.damage_down = 0  # blocks that are to lose a bit on their way
+        self.curses: dict[int, str] = {}  # leaf -> what it does to every worker in this step
+        self.nans: Counter[int] = Counter()  # of this step, by leaf
+        self.disturbances = 0
+        self.offers: dict[tuple[m.Life, int], m.VectorOffer] = {}
+        self.disturbed: set[str] = set()  # names of nodes whose wires lost or damaged something
+        self.news: list[str] = []
+        self.said: list[tuple[str, bytes, m.Message, Sequence[bytes]]] = []
+        self.step, self.leaves, self.incarnation, self._pids = 0, 0, 0, 0
+        self.total: TreeSum[Vector] | None = None
+        self.fetched: list[tuple[Span, Vector]] = []
+        self.freed: list[Vector] = []
+        self.lent: Vector | None = None
+        self.in_step = False
+        self._begin_life()
+        for name in names:
+            self.join(name)
+
+    # ---- the coordinator
+
+    def _begin_life(self) -> None:
+        self.incarnation += 1
+        rules = Rules(
+            run="run",
+            incarnation=self.incarnation,
+            spec=SPEC,
+            versions=VERSIONS,
+            data_port=1,
+            beat_seconds=2.0,
+            suspect_seconds=6.0,
+            dead_seconds=15.0,
+            restart_seconds=0.5,
+            progress_seconds=10.0,
+            first_seconds=40.0,
+            min_nodes=self.min_nodes,
+            launched=self.launched,
+        )
+        self.cluster = Cluster(rules, split=self._split)
+        self.fleet = Fleet(self.cluster, self, clock=lambda: self.now, threaded=False)
+        self.total, self.fetched, self.freed, self.lent = None, [], [], None
+        if self.reference:
+            self.cluster.set_reference(np.full(ELEMENTS, np.float32(self.reference)))
+
+    def restart_coordinator(self) -> None:
+        """It was killed, and resumes the step; all connections break."""
+        for wire in self.wires:
+            wire.lose_all()
+            wire.closed = True
+        self.mend()
+        self._begin_life()
+        if self.in_step:
+            self._request("score" if self.scored else "gradient")
+        self.pump()
+
+    def _split(self, seconds: Mapping[str, NodeSeconds]) -> dict[str, Span]:
+        """Worse than any good assignment: runs of many subtrees, nodes without work."""
+        edges = [0, *sorted(min(cut, self.leaves) for cut in self.cuts[: len(seconds) - 1]), self.leaves]
+        runs = (Span(start, stop) for start, stop in pairwise(edges))
+        return {name: run for name, run in zip(seconds, runs, strict=False) if len(run)}
+
+    def begin_step(self, leaves: int) -> None:
+        """The next step's first request."""
+        self.step, self.leaves, self.in_step = self.step + 1, leaves, True
+        self.curses, self.nans = {}, Counter()
+        if self.lent is not None:
+            self.cluster.release([self.lent])
+            self.lent = None
+        self._request("score" if self.scored else "gradient")
+
+    @property
+    def adapter(self) -> float:
+        return float(self.step + 20)
+
+    def _request(self, verb: str) -> None:
+        self.cluster.set_adapter(self.step, np.full(ELEMENTS, np.float32(self.adapter)))
+        leaves = tuple(leaf_of(index) for index in range(self.leaves))
+        self.total = TreeSum(self.leaves, self._add) if verb == "gradient" else None
+        self.nodes_at_begin = len(self.cluster.ready())
+        self.cluster.begin(Request(verb, self.step, self.step, leaves))
+        self.pump()
+
+    def _add(self, left: Vector, right: Vector) -> Vector:
+        self.freed.append(right)
+        return np.add(left, right, out=left)
+
+    def _loop(self) -> Callable[[], None] | None:
+        """What the training loop would do next, if anything."""
+        current = self.cluster.round
+        if not self.in_step or current is None or self.cluster.failure is not None:
+            return None
+        if self.fetched:
+            return self._sum_one
+        if current.partials:
+            return lambda: self.fetched.extend(self.cluster.fetch_partials())
+        if current.complete and (self.total is None or self.total.done):
+            return self._end_round
+        return None
+
+    def _sum_one(self) -> None:
+        span, vector = self.fetched.pop(0)
+        wanted = gradient_of(span, self.step, self.adapter, self.reference)
+        assert vector.tolist() == wanted.tolist(), f"the partial over {span} has other values"
+        assert self.total is not None
+        self.total.put(span, vector)
+        if not self.fetched:
+            self.cluster.release(self.freed)
+            self.freed = []
+            self.pump()
+
+    def _end_round(self) -> None:
+        current = self.cluster.round
+        assert current is not None
+        for leaf, numbers in enumerate(current.numbers_in_row_order()):
+            wanted = numbers_of(leaf, self.step, self.adapter, self.reference)
+            found = numbers.tolist()
+            assert found == [wanted.tolist()], f"the row numbers of leaf {leaf} are {found}, not {wanted.tolist()}"
+        if self.total is None:
+            self._request("gradient")
+            return
+        whole = gradient_of(Span(0, self.leaves), self.step, self.adapter, self.reference)
+        assert self.total.result.tolist() == whole.tolist(), "the sum is another"
+        self.lent, self.total, self.in_step = self.total.result, None, False
+
+    # ---- the hub of the fleet, and what nodes need
+
+    def receive(self, timeout: float) -> list[Parcel]:
+        """What was delivered."""
+        arrived, self.inbox = self.inbox, []
+        return arrived
+
+    def send(self, parcel: Parcel) -> bool:
+        """Onto the peer's wire, when it is connected."""
+        for wire in self.wires:
+            if (wire.channel, wire.peer) == (parcel.channel, parcel.peer) and not wire.ended and not wire.closed:
+                wire.down.append([bytes(frame) for frame in parcel.frames])
+                return True
+        return False
+
+    def wake(self) -> None:
+        """Nothing waits."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def connect(self, channel: str, peer: bytes) -> Wire:
+        """A new connection; one of the same name is replaced."""
+        self.wires = [wire for wire in self.wires if (wire.channel, wire.peer) != (channel, peer)]
+        self.wires.append(Wire(channel, peer))
+        return self.wires[-1]
+
+    def new_pid(self) -> int:
+        """A pid that nobody had."""
+        self._pids += 1
+        return self._pids
+
+    def fate(self, worker: SimWorker, leaf: int) -> str:
+        """What happens to a worker at a leaf."""
+        fate = self.curses.get(leaf, "")
+        if worker.doomed:
+            fate = "death"
+        elif worker.bad:
+            worker.bad, fate = False, "nan"
+        self.nans[leaf] += fate == "nan"
+        return fate
+
+    # ---- the nodes
+
+    def join(self, name: str) -> SimSupervisor:
+        """A supervisor is started."""
+        self.supervisors.append(SimSupervisor(self, name, launched=name in self.launched))
+        return self.supervisors[-1]
+
+    def workers(self) -> list[SimWorker]:
+        """All that live."""
+        found = [one.worker for one in self.supervisors if one.worker is not None]
+        return [worker for worker in found if worker.exit is None]
+
+    def wires_of(self, supervisor: SimSupervisor) -> list[Wire]:
+        """The open connections of a node."""
+        worker = supervisor.worker
+        wires = [supervisor.wire, *([worker.wire] if worker is not None and worker.wire is not None else [])]
+        return [wire for wire in wires if not wire.ended]
+
+    def _bury(self) -> None:
+        """Supervisors that have ended: who launched them is told."""
+        for one in [one for one in self.supervisors if one.exit is not None]:
+            self.supervisors.remove(one)
+            if one.launched:
+                error = NodeError(f"{one.name}: its supervisor ended")
+                self.cluster.members.supervisor_ended(one.name, error, one.exit != "killed")
+
+    # ---- what goes wrong on the way
+
+    def break_wire(self, wire: Wire, *, back: bool) -> None:
+        """A connection breaks with all that is under way on it; `back`: it is there again at once."""
+        wire.lose_all()
+        wire.closed = True
+        if back:
+            self._reconnect(wire)
+        for one in self.supervisors:
+            if wire in self.wires_of(one):
+                self._disturb(one)
+
+    def _disturb(self, node: SimSupervisor) -> None:
+        self.disturbed.add(node.name)
+        if node.worker is not None:
+            node.worker.disturbed = True
+
+    def mend(self) -> None:
+        """All connections are there again."""
+        for wire in self.wires:
+            wire.cut_up = wire.cut_down = False
+            if wire.closed:
+                self._reconnect(wire)
+
+    def _reconnect(self, wire: Wire) -> None:
+        """A worker's new connection begins with a probe."""
+        wire.closed = False
+        if wire.channel == DATA and not wire.ended:
+            wire.up.append(list(PROBE))
+        for worker in self.workers():
+            if worker.wire is wire:
+                worker.flush()
+
+    def kill_worker(self, worker: SimWorker, which: int) -> None:
+        """It ends, and the last of what it had sent with it."""
+        worker.end("killed (SIGKILL)")
+        if worker.wire is not None:
+            self._shorten(worker.wire, which)
+
+    def kill_supervisor(self, node: SimSupervisor, which: int) -> None:
+        """It ends, and the last of what it and its worker had sent with it."""
+        for wire in self.wires_of(node):
+            self._shorten(wire, which)
+        node.end("killed")
+        self._bury()
+
+    def _shorten(self, wire: Wire, which: int) -> None:
+        for _ in range(which % (len(wire.up) + 1)):
+            wire.up.pop()
+
+    def sleep(self, seconds: float) -> None:
+        """The coordinator does nothing for so long, while the nodes go on."""
+        self.now += seconds
+        for one in list(self.supervisors):
+            if not one.stopped:
+                one.turn()
+        self.pump()
+        self._bury()
+
+    def say_again(self, which: int, *, stranger: bool) -> None:
+        """Something that was said lately arrives again: from a stranger's connection, or because its time is over."""
+        lately = self.said[-LATELY:]
+        if stranger:
+            found = [(DATA, b"stranger", message, frames) for channel, _, message, frames in lately if channel == DATA]
+            found = [one for one in found if not isinstance(one[2], m.Hello)]
+        else:
+            found = [one for one in lately if self._stale(*one[:3])]
+        if found:
+            channel, peer, _, frames = found[which % len(found)]
+            self.post(channel, peer, frames)
+
+    # ---- moves
+
+    def moves(self, rnd: random.Random) -> list[Move]:
+        """All that could happen next, but for time passing."""
+        found: list[Move] = []
+        for wire in self.wires:
+            if wire.up and not wire.cut_up:
+                found.append(("up", lambda wire=wire: self.deliver_up(wire)))  # type: ignore[misc]
+            if wire.down and not wire.cut_down and not wire.ended and self._listens(wire):
+                found.append(("down", lambda wire=wire: self._deliver_down(wire)))  # type: ignore[misc]
+        for one in self.supervisors:
+            if one.inbox and not one.stopped:
+                found.append(("turn", one.turn))
+            worker = one.worker
+            if worker is not None and worker.can_work and not (worker.slow and rnd.random() < 0.9):
+                found.append(("work", worker.step))
+        if (loop := self._loop()) is not None:
+            found.append(("loop", loop))
+        return found
+
+    def _listens(self, wire: Wire) -> bool:
+        return not any(worker.stopped for worker in self.workers() if worker.wire is wire)
+
+    def flow(self, moves: int, seed: int) -> None:
+        """Many things happen, in an order of their own."""
+        rnd = random.Random(seed)
+        for _ in range(moves):
+            if self.over:
+                return
+            found = self.moves(rnd)
+            if not found or rnd.random() < TIME_SHARE:
+                self.time(TICK)
+                continue
+            rnd.choice(found)[1]()
+            self.look()
+
+    def time(self, seconds: float) -> None:
+        """Time passes; who is awake beats, messages travel, and a worker computes a leaf a second."""
+        end, rnd = self.now + seconds, random.Random(self.now)
+        while self.now < end and not self.over:
+            self.now = min(self.now + TICK, end)
+            for one in list(self.supervisors):
+                if not one.stopped:
+                    one.turn()
+            for wire in list(self.wires):
+                while wire.up and not wire.cut_up and not self.over:
+                    self.deliver_up(wire)
+            self.pump()
+            for wire in list(self.wires):
+                while wire.down and not wire.cut_down and not wire.ended and self._listens(wire):
+                    self._deliver_down(wire)
+            for kind, move in self.moves(rnd):
+                if kind in ("work", "loop"):
+                    move()
+            self._bury()
+            self.look()
+
+    def pump(self) -> None:
+        """The coordinator's thread goes round once."""
+        self.fleet._pump(0.0)
+
+    def deliver_up(self, wire: Wire) -> None:
+        """One message reaches the coordinator. One that is stale by its header must change nothing."""
+        frames = wire.up.popleft()
+        if self.damage_up and _is_block(frames):
+            self.damage_up -= 1
+            frames = _damaged(frames)
+        self.post(wire.channel, wire.peer, frames)
+        if wire.ended and not wire.up:
+            self.wires.remove(wire)
+
+    def post(self, channel: str, peer: bytes, frames: Sequence[bytes]) -> None:
+        """A message, from whomever."""
+        self.pump()  # what the time brings is not the message's doing
+        if is_probe(list(frames)):
+            self.inbox.append(Parcel(channel, peer, list(frames)))
+            self.pump()
+            return
+        message, _ = decode(list(frames))
+        self.said.append((channel, peer, message, frames))
+        if isinstance(message, m.VectorOffer):
+            self.offers[message.life, message.stream] = message
+        stale = self._stale(channel, peer, message)
+        before = state_of(self.cluster) if stale else None
+        self.inbox.append(Parcel(channel, peer, list(frames)))
+        self.pump()
+        if stale:
+            assert state_of(self.cluster) == before, f"a stale {type(message).__name__} changed something: {message}"
+
+    def _stale(self, channel: str, peer: bytes, message: m.Message) -> bool:
+        """Judged by the header alone, and by who lives."""
+        life = getattr(message, "life", None)
+        if life is None:
+            return False
+        node = next((one for one in self.cluster.nodes.values() if one.life == life and not one.gone), None)
+        if node is None:
+            return True
+        if channel == CONTROL:
+            return False
+        if node.spent or (peer != node.data and not isinstance(message, m.Hello)):
+            return True
+        if isinstance(message, m.VectorBlock | m.VectorEnd):
+            message = self.offers.get((life, message.stream), message)
+        match message:
+            case (
+                m.LeafAnswer(step=step, attempt=attempt, adapter_version=version)
+                | m.VectorOffer(step=step, attempt=attempt, adapter_version=version)
+            ):
+                return (step, version) != (self.step, self.step) or not self._lives(attempt, node.name)
+            case m.Fault(kind="nonfinite", step=step, attempt=attempt):
+                return step != self.step or not self._lives(attempt, node.name)
+        return False
+
+    def _lives(self, attempt: int, name: str) -> bool:
+        current = self.cluster.round
+        return current is not None and attempt in current.attempts and current.attempts[attempt].node == name
+
+    def _deliver_down(self, wire: Wire) -> None:
+        frames = wire.down.popleft()
+        if self.damage_down and _is_block(frames):
+            self.damage_down -= 1
+            frames = _damaged(frames)
+        for one in self.supervisors:
+            if one.wire is wire:
+                one.inbox.append(frames)
+            elif one.worker is not None and one.worker.wire is wire and one.worker.exit is None:
+                one.worker.hear(frames)
+
+    # ---- the laws
+
+    @property
+    def over(self) -> bool:
+        """Whether the run has failed."""
+        return self.cluster.failure is not None
+
+    def look(self) -> None:
+        """Every law that can be seen at any moment."""
+        self._nobody_is_slandered()
+        if self.cluster.failure is not None:
+            self._may_fail(self.cluster.failure)
+        elif self.in_step:
+            self._every_leaf_is_in_one_place()
+        self._no_ghost_has_work()
+        self._memory_is_bounded()
+
+    def _nobody_is_slandered(self) -> None:
+        news = self.cluster.news
+        while news:
+            item = news.popleft()
+            self.news.append(f"{self.now:.1f} {item.name}: {item.message}")
+            said = "makes no sense" in item.message and "vectors arrived damaged" not in item.message  # those did
+            assert not said or item.name in self.disturbed, self.news[-1]
+
+    def _may_fail(self, failure: MlxdistError) -> None:
+        if isinstance(failure, NonFiniteError):
+            worst = max(self.nans.values(), default=0)
+            assert worst >= NONFINITE, f"{failure}, but no leaf gave NaN twice"
+        elif self.launched and self.launched <= self.cluster.members.given_up.keys():
+            assert all(node.gone for node in self.cluster.nodes.values()), f"{failure}, but somebody is there"
+        else:
+            assert "workers ended while they computed" in str(failure), failure
+            cursed = list(self.curses.values()).count("death")
+            assert cursed or self.disturbances >= DEATHS, f"{failure}, but not so many died"
+
+    def _every_leaf_is_in_one_place(self) -> None:
+        current = self.cluster.round
+        assert current is not None
+        if self.total is None and current.request.verb == "gradient":
+            return
+        places: Counter[int] = Counter(leaf for run in current.pending for leaf in range(run.start, run.stop))
+        hands = {leaf for span in current.missing for leaf in range(span.start, span.stop)}
+        places.update(hands)
+        if self.total is not None:
+            for spans in (self.total.held, dict(self.fetched), dict(current.partials)):
+                places.update(leaf for span in spans for leaf in range(span.start, span.stop))
+        else:
+            places.update(current.answers.keys() - places.keys())
+        assert places == Counter(range(self.leaves)), f"leaves by the number of places where they are: {places}"
+
+    def _no_ghost_has_work(self) -> None:
+        current = self.cluster.round
+        for attempt in current.attempts.values() if current is not None else ():
+            node = self.cluster.nodes[attempt.node]
+            can = node.state in (NodeState.READY, NodeState.BUSY, NodeState.SUSPECT)
+            assert can, f"{node.name} is {node.state.value} and has {attempt}"
+            assert not node.spent, f"{node.name}'s worker has ended and has {attempt}"
+            beside = [one for one in current.of(node.name) if one is not attempt] if current is not None else []
+            at_work = attempt.alone and attempt.in_work is not None
+            assert not at_work or all(one.in_work is None for one in beside), "not alone"
+
+    def _memory_is_bounded(self) -> None:
+        uploads, current = self.cluster._uploads, self.cluster.round
+        mine = len(self.fetched) + len(self.freed) + (self.lent is not None)
+        mine += len(self.total.held) if self.total is not None else 0
+        there = len(uploads._arriving) + (len(current.partials) if current is not None else 0)
+        assert uploads.held == mine + there, f"{uploads.held} vectors count as held, {mine + there} are"
+        if self.in_step:
+            bound = self.nodes_at_begin + 2 + (self.leaves - 1).bit_length()
+            assert uploads.held <= bound, f"{uploads.held} vectors are held, {bound} are allowed"
+
+    # ---- when all is well again
+
+    def calm(self) -> None:
+        """Nothing is wrong any more, but for leaves that are cursed."""
+        self.damage_up = self.damage_down = 0
+        for one in self.supervisors:
+            one.stopped = False
+            if one.worker is not None:
+                one.worker.stopped = one.worker.slow = one.worker.bad = one.worker.doomed = False
+        self.mend()
+
+    def settle(self) -> None:
+        """All is well again: the step ends, with a sum or with a failure that the rules allow."""
+        self.calm()
+        self._until(lambda: not self.in_step, "the step did not end")
+        if self.over:
+            return
+        assert not self.in_step
+        self._until(self._all_work, "not everybody works again")
+
+    def _all_work(self) -> bool:
+        names = {one.name for one in self.supervisors}
+        return names <= {node.name for node in self.cluster.ready()}
+
+    def _until(self, done: Callable[[], bool], what: str) -> None:
+        end = self.now + CALM_SECONDS
+        rnd = random.Random(1)
+        while not done() and not self.over:
+            assert self.now < end, f"{what}:\n" + "\n".join(self.news[-30:])
+            while len(self.supervisors) < max(self.min_nodes, 1):
+                self.join(f"fresh-{self.new_pid()}")
+            for _ in range(400):
+                found = self.moves(rnd)
+                if not found or self.over or done():
+                    break
+                rnd.choice(found)[1]()
+                self.look()
+            self.time(TICK)
+
+
+def _is_block(frames: Sequence[bytes]) -> bool:
+    return not is_probe(list(frames)) and isinstance(decode(list(frames))[0], m.VectorBlock)
+
+
+def _damaged(frames: Sequence[bytes]) -> list[bytes]:
+    *head, payload = frames
+    return [*head, bytes([*payload[:2], payload[2] ^ 0x40, *payload[3:]])]
