@@ -222,13 +222,13 @@ def write_synthetic(file: Path, n_rows: int) -> None:
 
 
 def padding_of_both(given: argparse.Namespace) -> dict[str, Any]:
-    """The part of each trainer's places that hold no token, over one pass with the same rows per batch."""
+    """The part of each trainer's places that hold no token, over one epoch with the same rows per batch."""
     from itertools import islice
 
     from mlx_lm.tuner.datasets import CacheDataset, ChatDataset
     from mlx_lm.tuner.trainer import iterate_batches
 
-    from mlxdist.coordinator.batch.batch_order import steps, steps_per_pass
+    from mlxdist.coordinator.batch.batch_order import steps, steps_per_epoch
     from mlxdist.coordinator.batch.micro_batches import cut
     from mlxdist.coordinator.config.schema import BatchConfig, DataConfig, RunConfig
     from mlxdist.coordinator.data.load import read
@@ -242,7 +242,7 @@ def padding_of_both(given: argparse.Namespace) -> dict[str, Any]:
         rows = read(
             RunConfig(model=given.model, output=Path("runs"), data=data, batch=batch), progress=lambda *_: None
         ).train
-        order = islice(steps(rows.lengths.tolist(), batch, "sft"), steps_per_pass(len(rows), batch, "sft"))
+        order = islice(steps(rows.lengths.tolist(), batch, "sft"), steps_per_epoch(len(rows), batch, "sft"))
         results[name] = round(
             padding(leaf for step in order for leaf in cut(step, rows, micro_size, given.max_length, "sft")), 4
         )

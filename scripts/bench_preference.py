@@ -1,9 +1,9 @@
-"""Measure a DPO step against mlx-lm-lora's on this machine: time in the first and in later passes, and peak memory.
+"""Measure a DPO step against mlx-lm-lora's on this machine: time in the first and in later epochs, and peak memory.
 
     pip install "mlx-lm-lora==5.10.2"
     python -m scripts.bench_preference --model models/SmolLM2-135M-Instruct
 
-Both train LoRA on the same modules with the same pairs, one batch that is all the data, so that every step is a pass:
+Both train LoRA on the same modules with the same pairs, one batch that is all the data, so that every step is an epoch:
 the first computes the reference, later ones have it. mlx-lm-lora keeps a second full model for it and asks it at each
 step. The two take turns, each in processes of its own, with the same threads and the same BLAS. Prints JSON. Memory is
 what MLX held at most in the process that computes; time is a whole step, for mlxdist with its wire.

@@ -6,7 +6,7 @@
 
 Both trainers get the same rows with the prompts masked, the same LoRA layers, one thread and the same BLAS. Each makes
 passes over all rows in its own order and batches, and they take turns: one step of ours, on a real node over the wire,
-one of `mlx_lm.tuner.train`. A pair is one pass of each; the first, in which mlx-lm compiles, does not count. Then one
+one of `mlx_lm.tuner.train`. A pair is one epoch of each; the first, in which mlx-lm compiles, does not count. Then one
 step of about a second is computed by the node and in this process alone, in turns again. Prints JSON, which
 docs/benchmarks.md explains.
 """
@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument(
         "--turns", type=int, help="join 1 to so many rows to one conversation; by default 1, the example's 4"
     )
-    parser.add_argument("--steps", type=int, default=3, help="steps in a pass over the rows")
+    parser.add_argument("--steps", type=int, default=3, help="steps in an epoch over the rows")
     parser.add_argument("--pairs", type=int, default=3, help="passes of each side that count")
     parser.add_argument("--batch", type=int, default=4, help="rows in a step")
     parser.add_argument("--micro", type=int, default=1, help="rows in a leaf of ours; mlx-lm takes the batch whole")

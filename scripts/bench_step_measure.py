@@ -77,7 +77,7 @@ def flops_of(loaded: models.LoadedModel) -> Callable[[Sequence[int], int], float
 
 
 def pairs_of(values: Sequence[float], steps: int) -> list[float]:
-    """Sums over each pass but the first."""
+    """Sums over each epoch but the first."""
     return [sum(values[start : start + steps]) for start in range(steps, len(values), steps)]
 
 
@@ -91,7 +91,7 @@ class Side:
     loss: float
 
     def figures(self, steps: int, needed: float, peak: float) -> dict[str, float]:
-        """By the median pass; `needed` are the operations of a pass without padding or unused logits."""
+        """By the median pass; `needed` are the operations of an epoch without padding or unused logits."""
         seconds = statistics.median(self.passes)
         return {
             "supervised_tokens_per_second": self.targets / seconds,
@@ -104,7 +104,7 @@ class Side:
 
 
 def measure(folder: Path, lines: Sequence[str], steps: int, pairs: int) -> dict[str, Any]:
-    """Everything, in one run; `folder` holds run.toml and the rows, `steps` make a pass."""
+    """Everything, in one run; `folder` holds run.toml and the rows, `steps` make an epoch."""
     config = load_config(folder / "run.toml")
     dataset = read(config, progress=lambda what, share: None).train
     rows = [dataset.rows(index)[0] for index in range(len(dataset))]
@@ -145,7 +145,7 @@ def measure(folder: Path, lines: Sequence[str], steps: int, pairs: int) -> dict[
     mine = Side(pairs_of(seconds, steps), targets_of(leaves), flops(widths, targets), sum(losses[-steps:]) / targets)
     its = side_of(theirs, steps, flops)
     if not its.targets == mine.targets == targets:
-        raise SystemExit(f"of {targets} targets, mlxdist trained {mine.targets} in a pass and mlx-lm {its.targets}")
+        raise SystemExit(f"of {targets} targets, mlxdist trained {mine.targets} in an epoch and mlx-lm {its.targets}")
     ratios = [right / left for left, right in zip(mine.passes, its.passes, strict=True)]
     lengths = [len(row.ids) for row in rows]
     needed, peak = flops([length - 1 for length in lengths], targets), max(peaks)

@@ -5,7 +5,7 @@ their widths. Shapes: B rows of a batch, L tokens of its width.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from mlxdist.coordinator.batch.batch_order import Window, passes
+from mlxdist.coordinator.batch.batch_order import Window, epochs
 from mlxdist.coordinator.dataset import DpoExample, KtoExample, SftExample
 from mlxdist.protocol.errors import DataError
 
@@ -46,7 +46,7 @@ class KtoBatch:
 def iterate_sft_batches(
     examples: Sequence[SftExample], batch_size: int, max_seq_length: int, seed: int, loop: bool, pad_id: int = 0
 ) -> Iterator[SftBatch]:
-    """Windows of like length, shuffled each pass; rows past `max_seq_length` cut on the right. The tail is dropped.
+    """Windows of like length, shuffled each epoch; rows past `max_seq_length` cut on the right. The tail is dropped.
 
     Raises DataError for fewer examples than `batch_size`.
     """
@@ -66,7 +66,7 @@ def iterate_sft_batches(
 def iterate_dpo_batches(
     examples: Sequence[DpoExample], batch_size: int, seed: int, loop: bool, pad_id: int = 0
 ) -> Iterator[DpoBatch]:
-    """Pairs in an order reshuffled each pass. The tail is dropped. Raises DataError for fewer than `batch_size`."""
+    """Pairs in an order reshuffled each epoch. The tail is dropped. Raises DataError for fewer than `batch_size`."""
     for window in _windows([0] * len(examples), batch_size, "shuffled", seed, loop):
         rows = [examples[row] for row in window]
         chosen, rejected = [row.chosen_ids for row in rows], [row.rejected_ids for row in rows]
@@ -97,7 +97,7 @@ def iterate_kto_batches(
 def _windows(lengths: Sequence[int], size: int, order: str, seed: int, loop: bool) -> Iterator[Window]:
     if size < 1 or len(lengths) < size:
         raise DataError(f"{len(lengths)} examples make no batch of {size}: give 1 to {len(lengths)}")
-    for windows in passes(lengths, size, order=order, remainder="drop", seed=seed):
+    for windows in epochs(lengths, size, order=order, remainder="drop", seed=seed):
         yield from windows
         if not loop:
             return

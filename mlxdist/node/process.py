@@ -79,10 +79,10 @@ class Worker:
         with self.lock:
             self.unseen.extendleft(reversed(lines))
 
-    def order(self, endpoint: str, name: str, life: m.Life, memory_limit_bytes: int) -> None:
+    def order(self, endpoint: str, name: str, session: m.SessionId, memory_limit_bytes: int) -> None:
         """Send the worker to a coordinator."""
         assert self.process.stdin is not None
-        order = {"endpoint": endpoint, "name": name, "life": life, "memory_limit_bytes": memory_limit_bytes}
+        order = {"endpoint": endpoint, "name": name, "session": session, "memory_limit_bytes": memory_limit_bytes}
         line = msgspec.json.encode(order).decode()
         with suppress(BrokenPipeError):  # it has just ended: the next look at it says why
             self.process.stdin.write(line + "\n")

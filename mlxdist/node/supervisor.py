@@ -56,7 +56,7 @@ class Supervisor:
         self.name, self.host, self.link, self.launched = name, host, link, launched
         self.wait_seconds, self.clock, self.start_worker = wait_seconds, clock, start_worker
         self.worker: Worker | None = None
-        self.life: m.Life | None = None
+        self.session: m.SessionId | None = None
         self.environment: dict[str, str] = {}
         self.beat_seconds = ENLIST_SECONDS
         self.beats = 0
@@ -87,8 +87,8 @@ class Supervisor:
                     self._tick()
             return self.exit_code
         finally:
-            if self.life is not None:
-                self._send(m.Left(self.life))
+            if self.session is not None:
+                self._send(m.Leave(self.session))
             if self.worker is not None:
                 self.worker.stop()
             self.link.close()
@@ -105,26 +105,26 @@ class Supervisor:
 
     def _handle(self, message: m.Message) -> None:
         match message:
-            case m.Admit():
+            case m.Accept():
                 self._admitted(message)
-            case m.Refuse(reason=reason):
+            case m.Reject(reason=reason):
                 self._leave(1, f"refused: {reason}")
-            case m.Bye(reason=reason, life=life) if life == self.life:
-                self._send(m.Left(life))
-                self.life = None
+            case m.Shutdown(reason=reason, session=session) if session == self.session:
+                self._send(m.Leave(session))
+                self.session = None
                 self.beat_seconds = ENLIST_SECONDS
                 if self.launched:
                     self._leave(0, reason)
-            case m.Restart(worker_pid=pid, life=life) if life == self.life:
+            case m.Restart(worker_pid=pid, session=session) if session == self.session:
                 if self.worker is not None and pid in (0, self.worker.process.pid):
                     self.worker.kill()
-            case m.Stale(over=True, life=life) if life == self.life:
-                self.life = None  # another coordinator lives now, or a new life is due: ask to be admitted
+            case m.Stale(over=True, session=session) if session == self.session:
+                self.session = None  # another coordinator lives now, or a new life is due: ask to be admitted
 
-    def _admitted(self, admit: m.Admit) -> None:
-        if admit.life == self.life or self.resting_until is not None:
+    def _admitted(self, admit: m.Accept) -> None:
+        if admit.session == self.session or self.resting_until is not None:
             return
-        self.life, self.beat_seconds = admit.life, admit.beat_seconds
+        self.session, self.beat_seconds = admit.session, admit.beat_seconds
         self.backoff.first_seconds = admit.restart_seconds
         if self.worker is not None and (
             self.worker.process.poll() is not None or admit.environment != self.environment
@@ -135,7 +135,7 @@ class Supervisor:
             self.environment = admit.environment
             self.worker = self.start_worker(admit.environment)
         endpoint = f"tcp://{self.host}:{admit.data_port}"
-        self.worker.order(endpoint, self.name, admit.life, admit.memory_limit_bytes)
+        self.worker.order(endpoint, self.name, admit.session, admit.memory_limit_bytes)
 
     def _tick(self) -> None:
         now = self.clock()
@@ -150,27 +150,27 @@ class Supervisor:
             self.link.renew()
             self.unanswered = None
         if self.resting_until is not None and now >= self.resting_until:
-            self.resting_until = self.life = None  # the next worker is a new life: ask for it
-        if self.life is None:
+            self.resting_until = self.session = None  # the next worker is a new life: ask for it
+        if self.session is None:
             if now - self.spoken >= ENLIST_SECONDS and self.resting_until is None:
                 lives = self.worker is not None and self.worker.process.poll() is None
                 pid = self.worker.process.pid if self.worker is not None and lives else 0
-                if self._send(m.Enlist(m.PROTOCOL_VERSION, self.name, getpid(), pid, host_facts())):
+                if self._send(m.Register(m.PROTOCOL_VERSION, self.name, getpid(), pid, host_facts())):
                     self.spoken = now
             return
         if self.worker is not None:
-            self._pass_on_lines(self.worker, self.life)
+            self._pass_on_lines(self.worker, self.session)
             cause = self.worker.cause_of_exit()
             if cause is not None:
-                self._pass_on_lines(self.worker, self.life)
-                self._send(m.WorkerExit(self.life, cause, tuple(self.worker.tail)))
+                self._pass_on_lines(self.worker, self.session)
+                self._send(m.WorkerExit(self.session, cause, tuple(self.worker.tail)))
                 self.worker.let_go()
                 self.worker = None
                 self._rest(now, cause)
         if now - self.spoken >= self.beat_seconds:
             self.beats += 1
             pid, rss = _memory(self.worker)
-            self._send(m.Beat(self.life, self.beats, pid, rss))
+            self._send(m.Heartbeat(self.session, self.beats, pid, rss))
             self.spoken = now
 
     def _rest(self, now: float, cause: str) -> None:
@@ -180,8 +180,8 @@ class Supervisor:
         else:
             self.resting_until = now + wait
 
-    def _pass_on_lines(self, worker: Worker, life: m.Life) -> None:
-        if (lines := worker.news()) and not self._send(m.Log(life, tuple(lines))):
+    def _pass_on_lines(self, worker: Worker, session: m.SessionId) -> None:
+        if (lines := worker.news()) and not self._send(m.Log(session, tuple(lines))):
             worker.unsent(lines)
 
 

@@ -42,7 +42,7 @@ class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     endpoint: str
     name: str
-    life: m.Life
+    session: m.SessionId
     memory_limit_bytes: int = 0
 
 
@@ -64,7 +64,7 @@ class Carrier:
             self.session.say(message, payload)
         self.link.wake()
 
-    def offer(self, task: m.Task, span: Span, vector: Vector, *, growing: bool = False) -> Growing:
+    def offer(self, task: m.Assignment, span: Span, vector: Vector, *, growing: bool = False) -> Growing:
         """Queue a partial."""
         with self.changed:
             stream = self.session.offer_partial(task, span, vector, growing=growing)
@@ -155,7 +155,7 @@ class CarriedStream:
 
 def connected(order: Order) -> Link:
     """A data connection of this life alone."""
-    identity = f"{order.name}#{order.life.incarnation}.{order.life.session}"
+    identity = f"{order.name}#{order.session.incarnation}.{order.session.number}"
     return DealerLink(order.endpoint, identity.encode(), probe=True)
 
 
@@ -165,9 +165,9 @@ def serve(
     """Work for one life until its coordinator says goodbye or refuses (returns that) or a new order comes (None)."""
     from mlxdist.node.work.engine import versions
 
-    session = Session(order.name, order.life)
+    session = Session(order.name, order.session)
     carrier = Carrier(session, connect(order), superseded=lambda: not orders.empty())
-    hello = m.Hello(order.life, m.PROTOCOL_VERSION, order.name, versions())
+    hello = m.Hello(order.session, m.PROTOCOL_VERSION, order.name, versions())
     try:
         said = time.monotonic()
         carrier.hello(hello)

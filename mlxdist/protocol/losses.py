@@ -73,6 +73,6 @@ def loss_fault(method: str, loss: str, label_smoothing: float = 0.0) -> tuple[st
 
 
 def check_loss(method: str, loss: str) -> None:
-    """Refuse a loss that is not one of the method's. Raises ConfigError with what is wrong and what is allowed."""
+    """Reject a loss that is not one of the method's. Raises ConfigError with what is wrong and what is allowed."""
     if fault := loss_fault(method, loss):
         raise ConfigError(" ".join(fault))

@@ -1,7 +1,7 @@
 """Every message of the wire, frozen and typed; the comment above each group gives its direction.
 
 Two connections per node. CONTROL belongs to the supervisor, DATA to the worker. A message after the welcome carries the
-`Life` that it belongs to, so that nothing from an earlier coordinator, or from an earlier worker of the node, counts.
+`SessionId` that it belongs to, so that nothing from an earlier coordinator, or from an earlier worker of the node, counts.
 """
 
 from typing import Union
@@ -11,12 +11,12 @@ import msgspec
 PROTOCOL_VERSION = 1
 
 
-class Life(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class SessionId(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Who is speaking to whom: the run, the coordinator's life, and the node's admission to it."""
 
     run: str
     incarnation: int
-    session: int
+    number: int
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True, tag_field="type"):
@@ -53,7 +53,7 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 # ---- CONTROL: supervisor -> coordinator
 
 
-class Enlist(Message, frozen=True):
+class Register(Message, frozen=True):
     """A supervisor asks to take part. `worker` is the pid of a worker that it already has, else 0."""
 
     protocol: int
@@ -63,10 +63,10 @@ class Enlist(Message, frozen=True):
     host: dict[str, str]
 
 
-class Beat(Message, frozen=True):
+class Heartbeat(Message, frozen=True):
     """The supervisor is there, and so is its worker (or not)."""
 
-    life: Life
+    session: SessionId
     count: int
     worker_pid: int
     worker_rss_bytes: int
@@ -75,7 +75,7 @@ class Beat(Message, frozen=True):
 class WorkerExit(Message, frozen=True):
     """The worker ended: the cause as a sentence, and the last lines that it printed."""
 
-    life: Life
+    session: SessionId
     cause: str
     tail: tuple[str, ...]
 
@@ -83,23 +83,23 @@ class WorkerExit(Message, frozen=True):
 class Log(Message, frozen=True):
     """Lines that the worker printed."""
 
-    life: Life
+    session: SessionId
     lines: tuple[str, ...]
 
 
-class Left(Message, frozen=True):
+class Leave(Message, frozen=True):
     """The node heard the goodbye and is gone, or waits for the next coordinator."""
 
-    life: Life
+    session: SessionId
 
 
 # ---- CONTROL: coordinator -> supervisor
 
 
-class Admit(Message, frozen=True):
+class Accept(Message, frozen=True):
     """The node takes part: start a worker with this environment (or hand the life to the one there is)."""
 
-    life: Life
+    session: SessionId
     data_port: int
     beat_seconds: float
     environment: dict[str, str]
@@ -110,15 +110,15 @@ class Admit(Message, frozen=True):
 class Restart(Message, frozen=True):
     """End the worker with this pid, which does nothing or sends nonsense; its successor is a new life."""
 
-    life: Life
+    session: SessionId
     worker_pid: int
     reason: str
 
 
-class Noted(Message, frozen=True):
+class HeartbeatAck(Message, frozen=True):
     """The answer to a beat: the coordinator is there."""
 
-    life: Life
+    session: SessionId
     count: int
 
 
@@ -128,7 +128,7 @@ class Noted(Message, frozen=True):
 class Hello(Message, frozen=True):
     """A worker is there and knows which versions it would compute with."""
 
-    life: Life
+    session: SessionId
     protocol: int
     name: str
     versions: dict[str, str]
@@ -137,14 +137,14 @@ class Hello(Message, frozen=True):
 class Progress(Message, frozen=True):
     """What the worker is doing, as a sentence for a person."""
 
-    life: Life
+    session: SessionId
     message: str
 
 
 class Loaded(Message, frozen=True):
     """The model is loaded and has its LoRA layers. `module_bits` gives bits per target module, 0 when not quantised."""
 
-    life: Life
+    session: SessionId
     model_hash: str
     manifest: tuple[TensorSpec, ...]
     module_bits: dict[str, int]
@@ -154,16 +154,16 @@ class Loaded(Message, frozen=True):
 
 
 class CanaryAnswer(Message, frozen=True):
-    """SHA-256 of the canary leaf's gradient and row numbers, computed three times."""
+    """SHA-256 of the canary leaf's gradient and row outputs, computed three times."""
 
-    life: Life
+    session: SessionId
     digests: tuple[str, ...]
 
 
 class LeafAnswer(Message, frozen=True):
-    """One leaf is computed. Payload: its per-row numbers, float32 [rows or pairs, columns]."""
+    """One leaf is computed. Payload: its row outputs, float32 [rows or pairs, columns]."""
 
-    life: Life
+    session: SessionId
     step: int
     attempt: int
     adapter_version: int
@@ -176,7 +176,7 @@ class LeafAnswer(Message, frozen=True):
 class Fault(Message, frozen=True):
     """Something that the worker could not do. `kind`: config | nonfinite | error."""
 
-    life: Life
+    session: SessionId
     kind: str
     message: str
     step: int = -1
@@ -191,25 +191,25 @@ class Fault(Message, frozen=True):
 class Welcome(Message, frozen=True):
     """The run that the worker now serves."""
 
-    life: Life
+    session: SessionId
     spec: RunSpec
 
 
 class Canary(Message, frozen=True):
     """Compute the canary leaf."""
 
-    life: Life
+    session: SessionId
 
 
-class Task(Message, frozen=True):
+class Assignment(Message, frozen=True):
     """Work on the leaves [start, stop) of a step that has `total` of them; their rows follow, one LeafRows each.
 
-    `verb`: gradient (one partial per whole subtree comes back) | score (row numbers only).
+    `verb`: gradient (one partial per whole subtree comes back) | score (row outputs only).
     `parameters`: what to score with, current | reference | current+reference, one column each; the reference is the
     base unless its adapter was sent.
     """
 
-    life: Life
+    session: SessionId
     verb: str
     step: int
     attempt: int
@@ -225,24 +225,24 @@ class Task(Message, frozen=True):
 class Cancel(Message, frozen=True):
     """Nobody needs the answers of this attempt any more: stop at the next leaf. The worker says it back once it has."""
 
-    life: Life
+    session: SessionId
     attempt: int
 
 
 class LeafRows(Message, frozen=True):
     """The rows of one leaf. Payload: all ids as int32, then all target masks as one byte each, in row order.
 
-    `numbers` holds per-row inputs of the loss (reference log-probs, labels), one per row or pair.
+    `row_inputs` holds per-row inputs of the loss (reference log-probs, labels), one per row or pair.
     """
 
-    life: Life
+    session: SessionId
     step: int
     attempt: int
     leaf: int
     widths: tuple[int, ...]
     row_ids: tuple[int, ...]
     lengths: tuple[int, ...]
-    numbers: dict[str, tuple[float, ...]] = {}
+    row_inputs: dict[str, tuple[float, ...]] = {}
 
 
 # ---- both ways, DATA: vectors, in blocks of 1 MiB under credits
@@ -255,7 +255,7 @@ class VectorOffer(Message, frozen=True):
     `slice_start` and `slice_stop` say which elements it covers: today always the whole vector.
     """
 
-    life: Life
+    session: SessionId
     stream: int
     kind: str
     adapter_version: int
@@ -271,7 +271,7 @@ class VectorOffer(Message, frozen=True):
 class VectorBlock(Message, frozen=True):
     """One block. Payload: little-endian float32, 1 MiB, the last one shorter."""
 
-    life: Life
+    session: SessionId
     stream: int
     index: int
 
@@ -282,7 +282,7 @@ class VectorEnd(Message, frozen=True):
     `grew`: seconds at the sender from the offer to where the vector was whole, which are not the link's.
     """
 
-    life: Life
+    session: SessionId
     stream: int
     digest: str
     grew: float = 0.0
@@ -291,7 +291,7 @@ class VectorEnd(Message, frozen=True):
 class Credit(Message, frozen=True):
     """The receiver has room: blocks with an index below `upto` may be sent."""
 
-    life: Life
+    session: SessionId
     stream: int
     upto: int
 
@@ -299,7 +299,7 @@ class Credit(Message, frozen=True):
 class Received(Message, frozen=True):
     """A vector has ended. Not `whole`: its hash differs, please offer it again; else it may be forgotten."""
 
-    life: Life
+    session: SessionId
     stream: int
     whole: bool
 
@@ -313,34 +313,34 @@ class Stale(Message, frozen=True):
     `over`: the life itself is, and all of it may be dropped. `stream`: else the vector that need not be sent; 0: none.
     """
 
-    life: Life
+    session: SessionId
     what: str
     stream: int = 0
     over: bool = False
 
 
-class Refuse(Message, frozen=True):
+class Reject(Message, frozen=True):
     """You cannot take part, and why. The node does not try again."""
 
     reason: str
 
 
-class Bye(Message, frozen=True):
+class Shutdown(Message, frozen=True):
     """The run is over for this node: a launched one leaves, one started by hand waits for the next coordinator."""
 
-    life: Life
+    session: SessionId
     reason: str
 
 
 AnyMessage = Union[  # noqa: UP007 - msgspec reads the union at run time
-    Enlist,
-    Beat,
+    Register,
+    Heartbeat,
     WorkerExit,
     Log,
-    Left,
-    Admit,
+    Leave,
+    Accept,
     Restart,
-    Noted,
+    HeartbeatAck,
     Hello,
     Progress,
     Loaded,
@@ -349,7 +349,7 @@ AnyMessage = Union[  # noqa: UP007 - msgspec reads the union at run time
     Fault,
     Welcome,
     Canary,
-    Task,
+    Assignment,
     Cancel,
     LeafRows,
     VectorOffer,
@@ -358,6 +358,6 @@ AnyMessage = Union[  # noqa: UP007 - msgspec reads the union at run time
     Credit,
     Received,
     Stale,
-    Refuse,
-    Bye,
+    Reject,
+    Shutdown,
 ]

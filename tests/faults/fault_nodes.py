@@ -96,7 +96,7 @@ class FaultNodes:
             return offer is not None and (offer.kind, offer.adapter_version) == ("adapter", version)
 
         tasked = self.catch(
-            DOWN, lambda _, message: a(m.Task, adapter_version=version)(message), lambda *_: given.set()
+            DOWN, lambda _, message: a(m.Assignment, adapter_version=version)(message), lambda *_: given.set()
         )
         for name in self.online():
             self.proxies[name].when(
@@ -115,19 +115,21 @@ class FaultNodes:
                     self.proxies[name].offline()
 
         self.catch(
-            DOWN, lambda name, message: name != who() and isinstance(message, m.Task) and message.step >= step, only
+            DOWN,
+            lambda name, message: name != who() and isinstance(message, m.Assignment) and message.step >= step,
+            only,
         )
         return back
 
-    def task(self, name: str, answer: m.LeafAnswer | m.VectorOffer) -> m.Task:
+    def task(self, name: str, answer: m.LeafAnswer | m.VectorOffer) -> m.Assignment:
         """The task that an answer belongs to."""
-        tasks = self.proxies[name].saw(DOWN, m.Task)
-        return next(task for task in tasks if (task.life, task.attempt) == (answer.life, answer.attempt))
+        tasks = self.proxies[name].saw(DOWN, m.Assignment)
+        return next(task for task in tasks if (task.session, task.attempt) == (answer.session, answer.attempt))
 
     def offer(self, name: str, direction: str, message: m.VectorBlock | m.VectorEnd | m.Credit) -> m.VectorOffer | None:
         """The offer of the vector that travels in this direction under the message's number, if there is one."""
         offers = self.proxies[name].saw(direction, m.VectorOffer)
-        return next((o for o in offers if (o.life, o.stream) == (message.life, message.stream)), None)
+        return next((o for o in offers if (o.session, o.stream) == (message.session, message.stream)), None)
 
     # ---- what may happen to a node
 

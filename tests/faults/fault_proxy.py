@@ -2,7 +2,7 @@
 
 The proxy understands ZeroMQ's frames, so that a test can act at the very moment in which, say, the first block of a
 partial goes up, and can change or drop just that message. Each node has a proxy of its own, on two ports that it picks;
-the coordinator's Admit is rewritten to name the proxy's data port.
+the coordinator's Accept is rewritten to name the proxy's data port.
 """
 
 import socket
@@ -192,7 +192,7 @@ class Proxy:
             message, payload = decode(frames)
         except WireError:
             return list(frames), False
-        if isinstance(message, m.Admit):
+        if isinstance(message, m.Accept):
             message = msgspec.structs.replace(message, data_port=self.ports[DATA])
         seen = Seen(direction, message, bytes(payload))
         self.journal.append((direction, message))

@@ -30,7 +30,7 @@ STEP = 3  # in which it happens: by then all nodes work
 
 
 def given_a_gradient(_: str, message: Message) -> bool:
-    return isinstance(message, m.Task) and message.verb == "gradient" and message.step == STEP
+    return isinstance(message, m.Assignment) and message.verb == "gradient" and message.step == STEP
 
 
 def test_a_coordinator_whose_clock_jumps_gives_nobody_up(
@@ -64,18 +64,20 @@ def test_a_node_whose_clock_jumps_stays_and_works_on(
     again = nodes.leave_the_rest_to(lambda: "jumping", STEP)
 
     def jump(_: Seen) -> None:
-        beats = len(proxy.saw(UP, m.Beat))
+        beats = len(proxy.saw(UP, m.Heartbeat))
         nodes.supervisor("jumping").send_signal(signal.SIGUSR1)
-        proxy.when(UP, lambda message: isinstance(message, m.Beat) and len(proxy.saw(UP, m.Beat)) > beats + 2, back)
+        proxy.when(
+            UP, lambda message: isinstance(message, m.Heartbeat) and len(proxy.saw(UP, m.Heartbeat)) > beats + 2, back
+        )
 
     def back(_: Seen) -> None:
         """Beats later it has looked at its clock more than once."""
         again.set()
 
-    nodes.catch(DOWN, lambda _, message: a(m.Task, step=STEP - 1)(message), lambda _, seen: jump(seen))
+    nodes.catch(DOWN, lambda _, message: a(m.Assignment, step=STEP - 1)(message), lambda _, seen: jump(seen))
     assert train(config_of(model, folder, "kto", timing=PATIENT), nodes.port) == 0
     assert nodes.processes["jumping"].poll() is None, (nodes.logs / "jumping.txt").read_text()
-    lives = {task.life for task in proxy.saw(DOWN, m.Task)}
+    lives = {task.session for task in proxy.saw(DOWN, m.Assignment)}
     assert len(lives) == 1, "it was another worker, or another life, that went on"
-    assert any(task.step > STEP for task in proxy.saw(DOWN, m.Task))
+    assert any(task.step > STEP for task in proxy.saw(DOWN, m.Assignment))
     assert sha(folder) == expected

@@ -18,7 +18,7 @@ STEP = 3  # in which it happens: by then all nodes work
 
 
 def is_gradient(message: Message, step: int = STEP) -> bool:
-    return isinstance(message, m.Task) and message.verb == "gradient" and message.step == step
+    return isinstance(message, m.Assignment) and message.verb == "gradient" and message.step == step
 
 
 @dataclass
@@ -29,7 +29,7 @@ class ThreeDeaths:
     """
 
     nodes: FaultNodes
-    tasks: dict[str, list[m.Task]] = field(default_factory=dict)  # the gradients of the step, as given
+    tasks: dict[str, list[m.Assignment]] = field(default_factory=dict)  # the gradients of the step, as given
     killed: list[str] = field(default_factory=list)
     leaf: int = -1
     _taken: threading.Event = field(default_factory=threading.Event)  # the third node has what another one had
@@ -45,7 +45,7 @@ class ThreeDeaths:
                 )
 
     def _given(self, name: str, seen: Seen) -> None:
-        assert isinstance(seen.message, m.Task)
+        assert isinstance(seen.message, m.Assignment)
         with self._lock:
             self.tasks.setdefault(name, []).append(seen.message)
             if not self.killed and len(self.tasks) == 2:
@@ -109,7 +109,7 @@ def test_a_leaf_that_was_in_work_at_two_deaths_goes_to_one_node_alone(
     for direction, message in nodes.proxies[name].journal:  # nothing else was in its hands before the answer came
         if direction == UP and isinstance(message, m.LeafAnswer) and message.attempt == task.attempt:
             answered = True
-        elif direction == DOWN and isinstance(message, m.Task) and message.life == task.life:
+        elif direction == DOWN and isinstance(message, m.Assignment) and message.session == task.session:
             assert message.attempt == task.attempt or answered
     assert answered
     assert sha(folder) == expected
@@ -158,17 +158,19 @@ def test_a_node_that_is_started_five_times_is_one_member(
         nodes.start("b")
 
     def begin(seen: Seen) -> None:
-        proxy.when(DOWN, a(m.Admit), restart, once=False)
+        proxy.when(DOWN, a(m.Accept), restart, once=False)
         proxy.when(UP, lambda message: isinstance(message, m.CanaryAnswer) and len(starts) == 6, lambda _: again.set())
         new_supervisor()
 
-    proxy.when(DOWN, lambda message: isinstance(message, m.Task) and message.step == STEP - 1, begin)
+    proxy.when(DOWN, lambda message: isinstance(message, m.Assignment) and message.step == STEP - 1, begin)
     assert train(config_of(model, folder, "kto"), nodes.port) == 0
     assert len(starts) == 6
     assert {event["name"] for event in events(folder, "node")} == {"a", "b"}
-    (bye,) = [bye for bye in proxy.saw(DOWN, m.Bye) if bye.life in {left.life for left in proxy.saw(UP, m.Left)}][:1]
-    lives = list(dict.fromkeys(admit.life for admit in proxy.saw(DOWN, m.Admit)))
-    assert bye.life == lives[-1]
+    (bye,) = [
+        bye for bye in proxy.saw(DOWN, m.Shutdown) if bye.session in {left.session for left in proxy.saw(UP, m.Leave)}
+    ][:1]
+    lives = list(dict.fromkeys(admit.session for admit in proxy.saw(DOWN, m.Accept)))
+    assert bye.session == lives[-1]
     assert sha(folder) == expected
 
 
@@ -182,11 +184,11 @@ def test_nobody_waits_for_a_joiner_that_never_finishes_loading(
     loading = threading.Event()
     nodes.proxies["c"].when(DOWN, a(m.Welcome), lambda _: (nodes.stop("c", "worker"), loading.set())[0])
     for name in ("a", "b"):
-        nodes.proxies[name].when(DOWN, a(m.Task, step=STEP), lambda _: wait_for(loading, "the joiner"))
+        nodes.proxies[name].when(DOWN, a(m.Assignment, step=STEP), lambda _: wait_for(loading, "the joiner"))
     assert train(config_of(model, folder, "kto"), nodes.port) == 0
     lines = [line for line in told(folder).splitlines() if line.startswith("c ")]
     assert lines == ["c connecting connected", "c loading loading the model"]
-    assert not nodes.proxies["c"].saw(DOWN, m.Task)
+    assert not nodes.proxies["c"].saw(DOWN, m.Assignment)
     assert sha(folder) == expected
 
 
@@ -199,12 +201,12 @@ def test_a_joiner_in_mid_run_takes_part_from_the_next_round_on(
     joiner = nodes.proxies["c"]
     again = nodes.leave_the_rest_to(lambda: "c", STEP)
     joiner.when(UP, a(m.CanaryAnswer), lambda _: again.set())
-    nodes.catch(DOWN, lambda _, message: a(m.Task, step=STEP - 1)(message), lambda *_: joiner.online())
+    nodes.catch(DOWN, lambda _, message: a(m.Assignment, step=STEP - 1)(message), lambda *_: joiner.online())
     assert train(config_of(model, folder, "kto"), nodes.port) == 0
     story = told(folder).splitlines()
     assert "c connecting connected" in story
     assert "c ready " in story
-    first = joiner.saw(DOWN, m.Task)[0]
+    first = joiner.saw(DOWN, m.Assignment)[0]
     assert first.step >= STEP
     (offer,) = [offer for offer in joiner.saw(DOWN, m.VectorOffer) if offer.adapter_version == first.adapter_version]
     assert offer.kind == "adapter"

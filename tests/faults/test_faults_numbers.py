@@ -46,8 +46,8 @@ def test_a_nan_on_one_bad_node_is_computed_elsewhere(
     assert (event["name"], event["action"]) == (caught.name, "computed once more")
     found = re.fullmatch(rf"NaN or Inf in leaf (\d) of step {STEP + 1} \(rows \d+\)", str(event["cause"]))
     assert found, event
-    alone = a(m.Task, verb=verb, step=STEP + 1, start=int(found[1]), stop=int(found[1]) + 1)
-    again = {name for name, proxy in nodes.proxies.items() if any(map(alone, proxy.saw(DOWN, m.Task)))}
+    alone = a(m.Assignment, verb=verb, step=STEP + 1, start=int(found[1]), stop=int(found[1]) + 1)
+    again = {name for name, proxy in nodes.proxies.items() if any(map(alone, proxy.saw(DOWN, m.Assignment)))}
     assert again - {caught.name}, "no other node was asked"
     assert sha(folder) == expected
 

@@ -19,7 +19,7 @@ SILENCE = replace(CALM, suspect_seconds=SHORT.suspect_seconds, dead_seconds=SHOR
 
 
 def given_a_gradient(_: str, message: Message) -> bool:
-    return isinstance(message, m.Task) and message.verb == "gradient" and message.step == STEP
+    return isinstance(message, m.Assignment) and message.verb == "gradient" and message.step == STEP
 
 
 def stopped(nodes: FaultNodes, which: str) -> Caught:
@@ -71,11 +71,13 @@ def test_late_answers_of_a_node_that_was_given_up_are_refused_and_it_takes_part_
         assert train(config_of(model, folder, "kto", timing=SILENCE), nodes.port) == 0
     assert_given_up(caught.name, folder)
     proxy = nodes.proxies[caught.name]
-    tasks = proxy.saw(DOWN, m.Task)
-    first = next(task.life for task in tasks if task.step == STEP)
-    assert any(answer.life == first and answer.step == STEP for answer in proxy.saw(UP, m.LeafAnswer)), "no late answer"
-    assert any(stale.over and stale.life == first for stale in proxy.saw(DOWN, m.Stale)), "it was not refused"
-    assert any(task.life != first and task.step > STEP for task in tasks), "it took no part again"
+    tasks = proxy.saw(DOWN, m.Assignment)
+    first = next(task.session for task in tasks if task.step == STEP)
+    assert any(answer.session == first and answer.step == STEP for answer in proxy.saw(UP, m.LeafAnswer)), (
+        "no late answer"
+    )
+    assert any(stale.over and stale.session == first for stale in proxy.saw(DOWN, m.Stale)), "it was not refused"
+    assert any(task.session != first and task.step > STEP for task in tasks), "it took no part again"
     assert sha(folder) == expected
 
 

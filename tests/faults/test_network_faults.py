@@ -294,7 +294,7 @@ class DeafLink:
     open: bool = True
     now: float = 0.0
     renewed: list[float] = field(default_factory=list)
-    answer: m.Message = field(default_factory=lambda: m.Refuse("not today"))
+    answer: m.Message = field(default_factory=lambda: m.Reject("not today"))
 
     def receive(self, timeout: float) -> list[Frames]:
         """Nothing; after `renew`, the answer."""
@@ -348,10 +348,10 @@ def deaths_until_failure(worker_after: int) -> int:
         if bench.failure:
             assert "leaf 0 of step 4 (rows 0)" in bench.failure
             return count
-        node.tell(m.Enlist(m.PROTOCOL_VERSION, "a", node.pid, worker_after, {}))
+        node.tell(m.Register(m.PROTOCOL_VERSION, "a", node.pid, worker_after, {}))
         node.hello()
-        node.say(introduction(node.life))
-        node.say(m.CanaryAnswer(node.life, CANARY))
+        node.say(introduction(node.session))
+        node.say(m.CanaryAnswer(node.session, CANARY))
     raise AssertionError("it went round for ever")
 
 

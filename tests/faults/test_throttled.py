@@ -27,7 +27,7 @@ LEAVES = 16
 def shares(nodes: FaultNodes, name: str) -> dict[int, int]:
     """Leaves that a node was given by step, copies included."""
     found = dict.fromkeys(range(1, STEPS + 1), 0)
-    for task in nodes.proxies[name].saw(DOWN, m.Task):
+    for task in nodes.proxies[name].saw(DOWN, m.Assignment):
         found[task.step] += task.stop - task.start
     return found
 
@@ -43,7 +43,7 @@ def test_the_leaves_move_from_a_worker_that_is_throttled_to_the_other_one_and_no
     nodes.ready("a", "b")
     with ExitStack() as limits:
         nodes.proxies["b"].when(
-            DOWN, a(m.Task, step=FROM), lambda _: none(limits.enter_context(throttled(nodes.worker("b").pid)))
+            DOWN, a(m.Assignment, step=FROM), lambda _: none(limits.enter_context(throttled(nodes.worker("b").pid)))
         )
         assert train(config("two"), nodes.port, 2) == 0
     fast, slow = shares(nodes, "a"), shares(nodes, "b")

@@ -41,18 +41,18 @@ class MemoryNode:
 
     def __post_init__(self) -> None:
         self.control = self.hub.connect(CONTROL, self.name.encode())
-        self.control.send(encode(m.Enlist(m.PROTOCOL_VERSION, self.name, 1, 0, dict(self.host))))
+        self.control.send(encode(m.Register(m.PROTOCOL_VERSION, self.name, 1, 0, dict(self.host))))
 
     def work(self) -> None:
         """Take what has arrived, do it, send what there is to send."""
         for frames in self.control.receive(0):
             message, _ = decode(frames)
-            if isinstance(message, m.Refuse):
+            if isinstance(message, m.Reject):
                 self.refusal = message.reason
-            if isinstance(message, m.Admit):
-                self.session = Session(self.name, message.life)
+            if isinstance(message, m.Accept):
+                self.session = Session(self.name, message.session)
                 self.data = self.hub.connect(DATA, self.name.encode())
-                self.session.say(m.Hello(message.life, m.PROTOCOL_VERSION, self.name, versions()))
+                self.session.say(m.Hello(message.session, m.PROTOCOL_VERSION, self.name, versions()))
         if self.session is None or self.data is None:
             return
         for frames in self.data.receive(0):

@@ -96,7 +96,7 @@ class Lives:
 
     @property
     def config(self) -> RunConfig:
-        """Dropout, warmup, a falling learning rate, several passes, steps of two windows: what a step depends on."""
+        """Dropout, warmup, a falling learning rate, several epochs, steps of two windows: what a step depends on."""
         return RunConfig(
             model=str(self.model),
             output=self.folder,

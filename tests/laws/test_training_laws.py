@@ -106,7 +106,7 @@ def test_the_adapter_has_the_same_bits_for_every_number_of_nodes(trained: Traine
 def test_every_step_equals_plain_mlx_over_the_whole_batch(
     trained: Trainer, model: Path, batch: BatchConfig, nodes: int
 ) -> None:
-    """Each pass is one step here, so that the plain loop needs no order: every step has all rows."""
+    """Each epoch is one step here, so that the plain loop needs no order: every step has all rows."""
     rows = rows_of_many_lengths(12)
     state, told = trained(nodes, rows, batch, steps=2)
     plain = plain_model.with_lora(load_model(model)[0], rank=4, scale=1.0)

@@ -14,13 +14,13 @@ from mlxdist.node.link.session import ComputeCanary, ComputeLeaves, Finish, Load
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import MismatchError, WireError
 from mlxdist.protocol.leaves import Leaf, Row, pack_leaf
-from mlxdist.protocol.messages import Life, Message
+from mlxdist.protocol.messages import SessionId, Message
 from mlxdist.protocol.tree import Span
 from mlxdist.protocol.vectors import BLOCK_BYTES, BLOCK_ELEMENTS, WINDOW, Vector, block_count, digest
 from tests.protocol.example_messages import EXAMPLES, example
 
-LIFE = Life("run", 10, 3)
-OTHER_LIVES = (Life("run", 10, 4), Life("run", 11, 3), Life("another", 10, 3))
+SESSION = SessionId("run", 10, 3)
+OTHER_SESSIONS = (SessionId("run", 10, 4), SessionId("run", 11, 3), SessionId("another", 10, 3))
 SMALL = 5
 LARGE = (WINDOW + 3) * BLOCK_ELEMENTS + 1
 SPEC: m.RunSpec = example(m.RunSpec)
@@ -29,7 +29,7 @@ Sent = tuple[Message, bytes]
 
 
 def new_session(elements: int = SMALL) -> Session:
-    return Session("mini-1", LIFE, elements=elements)
+    return Session("mini-1", SESSION, elements=elements)
 
 
 def vector_of(elements: int, version: int) -> Vector:
@@ -41,39 +41,39 @@ def leaf_of(index: int) -> Leaf:
     return Leaf(index, (Row(100 + index, ids, np.ones(index + 2, np.uint8)),), (index + 2,))
 
 
-def task_of(start: int, stop: int, *, version: int = 1, step: int = 2, attempt: int = 1, **changes: Any) -> m.Task:
-    task = m.Task(LIFE, "gradient", step, attempt, version, start, stop, 8, "sft", "current", {})
+def task_of(start: int, stop: int, *, version: int = 1, step: int = 2, attempt: int = 1, **changes: Any) -> m.Assignment:
+    task = m.Assignment(SESSION, "gradient", step, attempt, version, start, stop, 8, "sft", "current", {})
     return msgspec.structs.replace(task, **changes)
 
 
-def rows_of(task: m.Task, index: int, **changes: Any) -> Sent:
+def rows_of(task: m.Assignment, index: int, **changes: Any) -> Sent:
     leaf = leaf_of(index)
     message = m.LeafRows(
-        life=LIFE,
+        session=SESSION,
         step=task.step,
         attempt=task.attempt,
         leaf=index,
         widths=leaf.widths,
         row_ids=tuple(row.row_id for row in leaf.rows),
         lengths=tuple(len(row.ids) for row in leaf.rows),
-        numbers={"reference": (index + 0.5,)},
+        row_inputs={"reference": (index + 0.5,)},
     )
     return msgspec.structs.replace(message, **changes), pack_leaf(leaf)
 
 
 def offer_of(elements: int, *, stream: int = 1, version: int = 1, kind: str = "adapter") -> m.VectorOffer:
-    return m.VectorOffer(LIFE, stream, kind, version, elements, slice_stop=elements)
+    return m.VectorOffer(SESSION, stream, kind, version, elements, slice_stop=elements)
 
 
 def adapter_messages(elements: int, *, stream: int = 1, version: int = 1, kind: str = "adapter") -> list[Sent]:
     vector = vector_of(elements, version)
     raw = vector.tobytes()
     blocks: list[Sent] = [
-        (m.VectorBlock(LIFE, stream, index), raw[index * BLOCK_BYTES : (index + 1) * BLOCK_BYTES])
+        (m.VectorBlock(SESSION, stream, index), raw[index * BLOCK_BYTES : (index + 1) * BLOCK_BYTES])
         for index in range(block_count(elements))
     ]
     offer = offer_of(elements, stream=stream, version=version, kind=kind)
-    return [(offer, b""), *blocks, (m.VectorEnd(LIFE, stream, digest(vector)), b"")]
+    return [(offer, b""), *blocks, (m.VectorEnd(SESSION, stream, digest(vector)), b"")]
 
 
 def tell(session: Session, *sent: Sent) -> None:
@@ -106,12 +106,12 @@ def state_of(session: Session) -> Any:
     return plain(session)
 
 
-def assert_whole(work: Any, task: m.Task, elements: int = SMALL) -> None:
+def assert_whole(work: Any, task: m.Assignment, elements: int = SMALL) -> None:
     """The work is this task, with its own leaves in order and the adapter that it names."""
     assert isinstance(work, ComputeLeaves)
     assert work.task == task
     assert [leaf.index for leaf in work.leaves] == list(range(task.start, task.stop))
-    for leaf, numbers in zip(work.leaves, work.numbers, strict=True):
+    for leaf, numbers in zip(work.leaves, work.row_inputs, strict=True):
         (row,), (expected,) = leaf.rows, leaf_of(leaf.index).rows
         assert (row.row_id, row.ids.tolist(), row.targets.tolist()) == (
             expected.row_id,
@@ -159,7 +159,7 @@ def test_any_interleaving_of_adapters_and_tasks_does_every_task_once_in_order(da
         choice = data.draw(st.sampled_from([index for index, stream in enumerate(streams) if stream]))
         sent = streams[choice].pop(data.draw(st.integers(0, len(streams[choice]) - 1)) if choice > 1 else 0)
         tell(session, sent)
-        if isinstance(sent[0], m.Task):
+        if isinstance(sent[0], m.Assignment):
             streams.append(rows[tasks.index(sent[0])])
         done += [session.work.popleft() for _ in range(len(session.work))]
     for work, task in zip(done, tasks, strict=True):
@@ -321,9 +321,9 @@ def test_blocks_and_ends_of_what_was_not_offered_are_refused() -> None:
     session = new_session()
     tell(session, *adapter_messages(SMALL))
     for sent in (
-        (m.VectorBlock(LIFE, 1, 0), b"1234"),
-        (m.VectorEnd(LIFE, 1, ""), b""),
-        (m.VectorBlock(LIFE, 7, 0), b""),
+        (m.VectorBlock(SESSION, 1, 0), b"1234"),
+        (m.VectorEnd(SESSION, 1, ""), b""),
+        (m.VectorBlock(SESSION, 7, 0), b""),
     ):
         with pytest.raises(WireError, match="was not offered"):
             tell(session, sent)
@@ -337,7 +337,7 @@ def test_a_damaged_adapter_is_never_computed_with_and_asked_for_again(kind: str)
     offer, (block, payload), end = adapter_messages(SMALL, kind=kind)
     damaged = bytes([payload[0] ^ 1]) + payload[1:]
     tell(session, offer, (task, b""), rows_of(task, 0), (block, damaged), end)
-    assert said(session)[-1] == m.Received(LIFE, 1, whole=False)
+    assert said(session)[-1] == m.Received(SESSION, 1, whole=False)
     tell(session, rows_of(task, 0))
     assert not session.work
     tell(session, *adapter_messages(SMALL, stream=2, kind=kind))
@@ -353,10 +353,10 @@ def test_messages_of_another_life_change_nothing(message: Message) -> None:
     task = task_of(0, 2)
     tell(session, *adapter_messages(SMALL)[:1], (task, b""), rows_of(task, 1))
     before = state_of(session)
-    for life in OTHER_LIVES:
-        if "life" in message.__struct_fields__:
-            tell(session, (msgspec.structs.replace(message, life=life), b"payload"))
-        elif not isinstance(message, m.Refuse):
+    for other in OTHER_SESSIONS:
+        if "session" in message.__struct_fields__:
+            tell(session, (msgspec.structs.replace(message, session=other), b"payload"))
+        elif not isinstance(message, m.Reject):
             tell(session, (message, b""))
     assert state_of(session) == before
 
@@ -364,7 +364,7 @@ def test_messages_of_another_life_change_nothing(message: Message) -> None:
 FOR_A_WORKER = (
     m.Welcome,
     m.Canary,
-    m.Task,
+    m.Assignment,
     m.LeafRows,
     m.VectorOffer,
     m.VectorBlock,
@@ -373,11 +373,11 @@ FOR_A_WORKER = (
     m.Cancel,
     m.Received,
     m.Stale,
-    m.Refuse,
-    m.Bye,
+    m.Reject,
+    m.Shutdown,
     m.Cancel,
     m.Received,
-    m.Enlist,  # has no life, and so changes nothing
+    m.Register,  # has no life, and so changes nothing
 )
 
 
@@ -389,7 +389,7 @@ FOR_A_WORKER = (
 def test_what_a_worker_is_never_sent_is_refused(message: Message) -> None:
     session = new_session()
     with pytest.raises(WireError, match=f"a worker is not sent {type(message).__name__}"):
-        tell(session, (msgspec.structs.replace(message, life=LIFE), b""))
+        tell(session, (msgspec.structs.replace(message, session=SESSION), b""))
 
 
 @settings(max_examples=200)
@@ -397,19 +397,19 @@ def test_what_a_worker_is_never_sent_is_refused(message: Message) -> None:
 def test_any_sequence_of_legal_messages_is_work_or_an_error_of_the_house(data: st.DataObject) -> None:
     task = task_of(0, 2)
     pool: list[Sent] = [
-        (m.Welcome(LIFE, SPEC), b""),
-        (m.Canary(LIFE), b""),
+        (m.Welcome(SESSION, SPEC), b""),
+        (m.Canary(SESSION), b""),
         *adapter_messages(SMALL),
         *adapter_messages(SMALL, stream=2, version=2),
         *adapter_messages(SMALL, stream=3, version=0, kind="reference"),
         (task, b""),
         rows_of(task, 0),
         rows_of(task, 1),
-        (m.Credit(LIFE, 1, 1), b""),
-        (m.Stale(LIFE, "a step"), b""),
-        (m.Stale(LIFE, "everything", over=True), b""),
-        (m.Bye(LIFE, "over"), b""),
-        (m.Refuse("no"), b""),
+        (m.Credit(SESSION, 1, 1), b""),
+        (m.Stale(SESSION, "a step"), b""),
+        (m.Stale(SESSION, "everything", over=True), b""),
+        (m.Shutdown(SESSION, "over"), b""),
+        (m.Reject("no"), b""),
     ]
     session = new_session()
     for sent in data.draw(st.lists(st.sampled_from(pool), max_size=25)):
@@ -429,7 +429,7 @@ def test_any_sequence_of_legal_messages_is_work_or_an_error_of_the_house(data: s
 def test_welcome_canary_goodbye_and_refusal_become_work_in_order() -> None:
     session = new_session()
     tell(
-        session, (m.Welcome(LIFE, SPEC), b""), (m.Canary(LIFE), b""), (m.Bye(LIFE, "done"), b""), (m.Refuse("no"), b"")
+        session, (m.Welcome(SESSION, SPEC), b""), (m.Canary(SESSION), b""), (m.Shutdown(SESSION, "done"), b""), (m.Reject("no"), b"")
     )
     assert list(session.work) == [LoadModel(SPEC), ComputeCanary(), Finish("done", False), Finish("no", True)]
     assert session.spec == SPEC
@@ -442,12 +442,12 @@ def test_the_worker_gives_credit_for_one_window_and_one_more_with_every_block() 
     session = new_session(LARGE)
     offer, *blocks, end = adapter_messages(LARGE)
     tell(session, offer)
-    assert said(session) == [m.Credit(LIFE, 1, WINDOW)]
+    assert said(session) == [m.Credit(SESSION, 1, WINDOW)]
     for index, block in enumerate(blocks):
         tell(session, block)
-        assert said(session) == [m.Credit(LIFE, 1, min(WINDOW + index + 1, len(blocks)))]
+        assert said(session) == [m.Credit(SESSION, 1, min(WINDOW + index + 1, len(blocks)))]
     tell(session, end)
-    assert said(session) == [m.Received(LIFE, 1, whole=True)]
+    assert said(session) == [m.Received(SESSION, 1, whole=True)]
 
 
 def offered(session: Session, elements: int, span: Span) -> tuple[m.VectorOffer, Vector]:
@@ -461,7 +461,7 @@ def offered(session: Session, elements: int, span: Span) -> tuple[m.VectorOffer,
 def test_an_offer_names_step_attempt_version_subtree_and_slice() -> None:
     session = new_session()
     offer, _ = offered(session, SMALL, Span(2, 4))
-    assert offer == m.VectorOffer(LIFE, 1, "partial", 6, SMALL, 7, 8, 2, 4, 0, SMALL)
+    assert offer == m.VectorOffer(SESSION, 1, "partial", 6, SMALL, 7, 8, 2, 4, 0, SMALL)
     assert offered(session, SMALL, Span(0, 1))[0].stream == 2
 
 
@@ -473,13 +473,13 @@ def test_a_partial_goes_as_far_as_its_credits_and_ends_with_its_hash(credits: Se
     assert session.uploading
     arrived: list[bytes] = []
     for upto in (*credits, 10**6):
-        tell(session, (m.Credit(LIFE, offer.stream, upto), b""))
+        tell(session, (m.Credit(SESSION, offer.stream, upto), b""))
         for message, payload in session.take_outgoing():
             if isinstance(message, m.VectorBlock):
-                assert message == m.VectorBlock(LIFE, offer.stream, len(arrived))
+                assert message == m.VectorBlock(SESSION, offer.stream, len(arrived))
                 arrived.append(bytes(payload))
             else:
-                assert message == m.VectorEnd(LIFE, offer.stream, digest(vector))
+                assert message == m.VectorEnd(SESSION, offer.stream, digest(vector))
                 assert len(arrived) == block_count(LARGE)
         assert len(arrived) <= max(0, *credits, upto)
     assert b"".join(arrived) == vector.tobytes()
@@ -490,25 +490,25 @@ def test_a_partial_goes_as_far_as_its_credits_and_ends_with_its_hash(credits: Se
 def test_credits_for_what_is_not_being_sent_change_nothing() -> None:
     session = new_session()
     offered(session, SMALL, Span(0, 1))
-    tell(session, (m.Credit(LIFE, 5, 10), b""), (m.Credit(LIFE, 0, 10), b""))
+    tell(session, (m.Credit(SESSION, 5, 10), b""), (m.Credit(SESSION, 0, 10), b""))
     assert said(session) == []
 
 
 def test_what_was_said_leaves_before_the_blocks_that_have_credit() -> None:
     session = new_session()
     offer, _ = offered(session, SMALL, Span(0, 1))
-    tell(session, (m.Credit(LIFE, offer.stream, 1), b""))
-    session.say(m.Progress(LIFE, "on my way"))
+    tell(session, (m.Credit(SESSION, offer.stream, 1), b""))
+    session.say(m.Progress(SESSION, "on my way"))
     assert [type(message) for message in said(session)] == [m.Progress, m.VectorBlock, m.VectorEnd]
 
 
 def test_a_stale_vector_is_dropped_alone_and_all_of_them_when_the_life_is_over() -> None:
     session = new_session()
     first, second = offered(session, SMALL, Span(0, 1))[0], offered(session, SMALL, Span(1, 2))[0]
-    tell(session, (m.Stale(LIFE, "a leaf of another step"), b""), (m.Stale(LIFE, "this one", stream=first.stream), b""))
+    tell(session, (m.Stale(SESSION, "a leaf of another step"), b""), (m.Stale(SESSION, "this one", stream=first.stream), b""))
     for offer in (first, second):
-        tell(session, (m.Credit(LIFE, offer.stream, 1), b""))
-    assert [message for message in said(session) if isinstance(message, m.VectorBlock)] == [m.VectorBlock(LIFE, 2, 0)]
+        tell(session, (m.Credit(SESSION, offer.stream, 1), b""))
+    assert [message for message in said(session) if isinstance(message, m.VectorBlock)] == [m.VectorBlock(SESSION, 2, 0)]
     offered(session, SMALL, Span(2, 3))
-    tell(session, (m.Stale(LIFE, "this life", over=True), b""))
+    tell(session, (m.Stale(SESSION, "this life", over=True), b""))
     assert not session.uploading

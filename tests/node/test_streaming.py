@@ -29,7 +29,7 @@ from scripts.local_cluster import free_ports
 from tests.coordinator.cluster.scripted_node import PARTIAL, Bench, working
 from tests.faults.fault_proxy import DOWN, UP, Proxy
 from tests.laws.model_folder import llama_folder
-from tests.node.test_session import LIFE, Session, new_session, said, task_of, tell
+from tests.node.test_session import SESSION, Session, new_session, said, task_of, tell
 from tests.node.wired_nodes import Wires, cluster_for
 from tests.processes.thread_nodes import HERE, LEAVES, config_of, request, start_coordinator, thread_nodes
 
@@ -130,7 +130,7 @@ def growing(session: Session, vector: Vector) -> tuple[Any, int]:
     stream = session.offer_partial(TASK, Span(0, 1), vector, growing=True)
     (offer,) = said(session)
     assert isinstance(offer, m.VectorOffer)
-    tell(session, (m.Credit(LIFE, offer.stream, 10), b""))
+    tell(session, (m.Credit(SESSION, offer.stream, 10), b""))
     return stream, offer.stream
 
 
@@ -141,9 +141,9 @@ def test_a_growing_partial_is_offered_at_once_and_sent_by_its_prefix() -> None:
     stream.grow(BLOCK_ELEMENTS - 1)
     assert said(session) == []
     stream.grow(BLOCK_ELEMENTS)
-    assert said(session) == [m.VectorBlock(LIFE, number, 0)]
+    assert said(session) == [m.VectorBlock(SESSION, number, 0)]
     stream.grow(BIG)
-    assert said(session) == [m.VectorBlock(LIFE, number, index) for index in (1, 2)]
+    assert said(session) == [m.VectorBlock(SESSION, number, index) for index in (1, 2)]
     assert session.uploading
     stream.finish()
     (end,) = said(session)
@@ -161,7 +161,7 @@ def test_the_answer_to_its_last_leaf_stands_before_the_end_whenever_the_carrier_
     outgoing, kinds = session.take_outgoing(), []
     for _ in range(blocks):
         kinds.append(type(next(outgoing)[0]).__name__)
-    session.say(m.Progress(LIFE, "the answer"))  # the computing thread goes on while a block travels
+    session.say(m.Progress(SESSION, "the answer"))  # the computing thread goes on while a block travels
     stream.finish()
     kinds += [type(message).__name__ for message, _ in outgoing]
     assert kinds == ["VectorBlock"] * blocks + ["Progress"] + ["VectorBlock"] * (3 - blocks) + ["VectorEnd"]
@@ -179,17 +179,17 @@ def test_a_partial_that_is_dropped_in_mid_stream_sends_nothing_more(end: str) ->
         stream.withdraw()
     elif end == "cancelled":
         session.computing = TASK.attempt
-        tell(session, (m.Cancel(LIFE, TASK.attempt), b""))
+        tell(session, (m.Cancel(SESSION, TASK.attempt), b""))
     elif end == "stale":
-        tell(session, (m.Stale(LIFE, "another was faster", number), b""))
+        tell(session, (m.Stale(SESSION, "another was faster", number), b""))
     else:
-        tell(session, (m.Stale(LIFE, "a block", over=True), b""))
+        tell(session, (m.Stale(SESSION, "a block", over=True), b""))
     assert list(outgoing) == []
     stream.grow(BIG)
     stream.finish()
     assert said(session) == []
     assert not session.uploading
-    tell(session, (m.Received(LIFE, number, whole=False), b""))
+    tell(session, (m.Received(SESSION, number, whole=False), b""))
     assert said(session) == []
 
 
@@ -199,10 +199,10 @@ def test_a_streamed_partial_that_arrived_damaged_is_offered_whole() -> None:
     stream.grow(BIG)
     stream.finish()
     said(session)
-    tell(session, (m.Received(LIFE, number, whole=False), b""))
+    tell(session, (m.Received(SESSION, number, whole=False), b""))
     (offer,) = said(session)
     assert isinstance(offer, m.VectorOffer)
-    tell(session, (m.Credit(LIFE, offer.stream, 10), b""))
+    tell(session, (m.Credit(SESSION, offer.stream, 10), b""))
     assert [type(message).__name__ for message in said(session)] == ["VectorBlock"] * 3 + ["VectorEnd"]
 
 
@@ -229,9 +229,9 @@ def test_a_links_seconds_are_those_after_the_last_leaf_was_computed(
     bench.cluster.now = bench.now
     bench.cluster.release([])
     bench.collect()
-    node.say(m.VectorBlock(node.life, 1, 0), PARTIAL.tobytes())
+    node.say(m.VectorBlock(node.session, 1, 0), PARTIAL.tobytes())
     bench.now = start + ended
-    node.say(m.VectorEnd(node.life, 1, digest(PARTIAL), grew))
+    node.say(m.VectorEnd(node.session, 1, digest(PARTIAL), grew))
     assert bench.cluster.nodes["only"].speed.up == pytest.approx(took)
 
 
@@ -423,7 +423,7 @@ def test_a_loss_that_is_not_finite_is_found_before_anything_is_offered(wired: Wi
     computer = engine._ready()
     computer.use(np.full(manifests.size(computer.loaded.manifest), np.float32("nan")))
     (leaf,) = request(leaves=1).leaves
-    task = m.Task(LIFE, "gradient", 1, 1, 0, 0, 1, 1, "sft", "current", {})
+    task = m.Assignment(SESSION, "gradient", 1, 1, 0, 0, 1, 1, "sft", "current", {})
     said: list[m.Message] = []
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
@@ -444,7 +444,7 @@ def test_a_partial_is_withdrawn_before_the_coordinator_hears_of_the_fault(wired:
     adapter = drawn_adapter(computer.loaded.manifest)
     computer.use(adapter)
     engine.spoil.append((0, 0))
-    task = m.Task(LIFE, "gradient", 1, 1, 0, 0, 1, 1, "sft", "current", {})
+    task = m.Assignment(SESSION, "gradient", 1, 1, 0, 0, 1, 1, "sft", "current", {})
     order: list[str] = []
 
     class Watched:

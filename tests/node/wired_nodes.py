@@ -67,7 +67,7 @@ class WiredNode:
     engine: Engine
     session: Session
 
-    def offer(self, task: m.Task, span: Span, vector: Vector, *, growing: bool = False) -> Growing:
+    def offer(self, task: m.Assignment, span: Span, vector: Vector, *, growing: bool = False) -> Growing:
         stream = PumpedStream(self.wires, self.name, self.session.offer_partial(task, span, vector, growing=growing))
         self.wires.pump()
         return stream
@@ -95,11 +95,11 @@ class Wires:
 
     def join(self, name: str, engine: Engine) -> WiredNode:
         """A node that gets ready."""
-        enlist = m.Enlist(m.PROTOCOL_VERSION, name, 1, 0, {})
+        enlist = m.Register(m.PROTOCOL_VERSION, name, 1, 0, {})
         self.cluster.receive(Parcel(CONTROL, name.encode(), encode(enlist)), self.now)
-        life = self.cluster.nodes[name].life
-        node = self.nodes[name] = WiredNode(self, name, engine, Session(name, life))
-        node.session.say(m.Hello(life, m.PROTOCOL_VERSION, name, versions()))
+        session = self.cluster.nodes[name].session
+        node = self.nodes[name] = WiredNode(self, name, engine, Session(name, session))
+        node.session.say(m.Hello(session, m.PROTOCOL_VERSION, name, versions()))
         self.settle()
         return node
 
@@ -128,7 +128,7 @@ class Wires:
     def beat(self) -> None:
         """Every supervisor is there."""
         for name in self.nodes:
-            beat = encode(m.Beat(self.cluster.nodes[name].life, 1, 1, 1))
+            beat = encode(m.Heartbeat(self.cluster.nodes[name].session, 1, 1, 1))
             self.cluster.receive(Parcel(CONTROL, name.encode(), beat), self.now)
 
     def gradient(self, request: Request) -> Vector:

@@ -36,21 +36,21 @@ def test_a_first_connection_is_no_news() -> None:
     bench = Bench()
     node = ScriptedNode(bench, "a")
     node.enlist()
-    life = node.life
+    session = node.session
     probe(node)
     node.get_ready()
-    assert (node.life, node.state) == (life, "ready")
+    assert (node.session, node.state) == (session, "ready")
 
 
 def test_a_new_connection_of_a_worker_ends_its_life_and_its_work_goes_to_others() -> None:
     bench = Bench()
     a, b = working(bench, "a", "b")
-    old, attempt = a.life, bench.cluster.round.of("a")[0]  # type: ignore[union-attr]
+    old, attempt = a.session, bench.cluster.round.of("a")[0]  # type: ignore[union-attr]
     a.say(*a.answer(0))
     probe(a)
-    assert a.life != old
+    assert a.session != old
     assert a.state == "connecting"
-    assert [(stale.life, stale.over) for stale in a.heard(m.Stale, CONTROL)] == [(old, True)]
+    assert [(stale.session, stale.over) for stale in a.heard(m.Stale, CONTROL)] == [(old, True)]
     assert {leaf for one in bench.cluster.round.of("b") for leaf in range(one.run.start, one.run.stop)} == {0, 1, 2, 3}  # type: ignore[union-attr]
     assert not bench.cluster.round.deaths[attempt.run.start], "the leaf is not to blame for the network"  # type: ignore[union-attr]
     assert b.state == "busy"
@@ -59,14 +59,14 @@ def test_a_new_connection_of_a_worker_ends_its_life_and_its_work_goes_to_others(
 def test_what_the_old_life_still_sends_is_refused_whole() -> None:
     bench = Bench()
     a, _ = working(bench, "a", "b")
-    old, late = a.life, a.answer(0)
+    old, late = a.session, a.answer(0)
     a.say(a.offer(Span(0, 2), stream=4))
     probe(a)
     a.heard(m.Stale)
     before = bench.cluster._uploads.held
     for message, payload in (late, (m.VectorBlock(old, 4, 0), PARTIAL.tobytes()), (m.Cancel(old, 1), b"")):
         a.say(message, payload)
-        assert [(stale.life, stale.over) for stale in a.heard(m.Stale)] == [(old, True)]
+        assert [(stale.session, stale.over) for stale in a.heard(m.Stale)] == [(old, True)]
     assert not bench.cluster.round.answers  # type: ignore[union-attr]
     assert bench.cluster._uploads.held == before == 0
 
@@ -74,13 +74,13 @@ def test_what_the_old_life_still_sends_is_refused_whole() -> None:
 def test_the_supervisor_asks_anew_and_the_worker_works_in_the_new_life() -> None:
     bench = Bench()
     a, b = working(bench, "a", "b")
-    old = a.life
+    old = a.session
     probe(a)
-    a.tell(m.Beat(old, 5, 2, 3))  # it has not heard yet
+    a.tell(m.Heartbeat(old, 5, 2, 3))  # it has not heard yet
     assert a.heard(m.Stale, CONTROL)[-1].over
     a.enlist()
-    (admit,) = a.heard(m.Admit, CONTROL)
-    assert admit.life == a.life != old
+    (admit,) = a.heard(m.Accept, CONTROL)
+    assert admit.session == a.session != old
     a.get_ready()
     assert a.state == "ready"
     assert bench.cluster.failure is None
@@ -101,13 +101,13 @@ def test_a_worker_that_stays_without_a_connection_begins_anew_and_is_not_killed(
     bench = Bench()
     a, _ = working(bench, "a", "b")
     a.beat()
-    old = a.life
+    old = a.session
     bench.cluster.unreachable(Parcel(DATA, a.data, []), bench.now)
     a.heard(m.Restart, CONTROL)
     bench.tick(bench.cluster.rules.return_seconds + 0.1)
     bench.collect()
     mail = [message for message, _ in bench.mail[CONTROL, a.control]]
-    assert any(isinstance(one, m.Stale) and one.over and one.life == old for one in mail)
+    assert any(isinstance(one, m.Stale) and one.over and one.session == old for one in mail)
     assert not any(isinstance(one, m.Restart) for one in mail)
 
 
@@ -130,10 +130,10 @@ class Idle(Worker):
 
     def __init__(self) -> None:
         super().__init__(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, text=True))
-        self.lives: list[m.Life] = []
+        self.lives: list[m.SessionId] = []
 
-    def order(self, endpoint: str, name: str, life: m.Life, memory_limit_bytes: int) -> None:
-        self.lives.append(life)
+    def order(self, endpoint: str, name: str, session: m.SessionId, memory_limit_bytes: int) -> None:
+        self.lives.append(session)
 
 
 @pytest.fixture
@@ -143,8 +143,8 @@ def idle() -> Iterator[Idle]:
     worker.stop()
 
 
-def admit(life: m.Life) -> m.Admit:
-    return m.Admit(life, 7001, 2.0, {})
+def admit(session: m.SessionId) -> m.Accept:
+    return m.Accept(session, 7001, 2.0, {})
 
 
 def test_a_supervisor_that_is_told_its_life_is_over_hands_the_next_one_to_the_same_worker(idle: Idle) -> None:
@@ -164,17 +164,17 @@ def test_a_supervisor_that_is_told_its_life_is_over_hands_the_next_one_to_the_sa
         clock=lambda: now[0],
         start_worker=start,
     )
-    first, second = m.Life("run", 1, 1), m.Life("run", 2, 1)
+    first, second = m.SessionId("run", 1, 1), m.SessionId("run", 2, 1)
     supervisor._handle(admit(first))
-    supervisor._handle(m.Stale(m.Life("run", 1, 9), "another's", over=True))
-    assert supervisor.life == first, "only its own life"
+    supervisor._handle(m.Stale(m.SessionId("run", 1, 9), "another's", over=True))
+    assert supervisor.session == first, "only its own life"
     supervisor._handle(m.Stale(first, "a beat", over=True))
-    assert supervisor.life is None
+    assert supervisor.session is None
     now[0] += 1.0
     supervisor._tick()
     sent = [parcel.frames for parcel in hub.receive(0)]
     assert sent == [
-        encode(m.Enlist(m.PROTOCOL_VERSION, "a", psutil.Process().pid, idle.process.pid, supervisors.host_facts()))
+        encode(m.Register(m.PROTOCOL_VERSION, "a", psutil.Process().pid, idle.process.pid, supervisors.host_facts()))
     ]
     supervisor._handle(admit(second))
     supervisor._handle(admit(second))
@@ -188,22 +188,22 @@ def test_a_supervisor_whose_worker_rests_does_not_ask_before_the_rest_is_over(id
     supervisor = Supervisor(
         "a", HERE, link, launched=False, wait_seconds=60, clock=lambda: now[0], start_worker=lambda _: idle
     )
-    life = m.Life("run", 1, 1)
-    supervisor._handle(admit(life))
+    session = m.SessionId("run", 1, 1)
+    supervisor._handle(admit(session))
     idle.process.kill()
     idle.process.wait()
     supervisor._tick()
     assert supervisor.worker is None
-    supervisor._handle(m.Stale(life, "a beat", over=True))
+    supervisor._handle(m.Stale(session, "a beat", over=True))
     now[0] += 0.9  # of the one second that it rests
     supervisor._tick()
-    supervisor._handle(admit(m.Life("run", 1, 2)))  # late, of an earlier question
+    supervisor._handle(admit(m.SessionId("run", 1, 2)))  # late, of an earlier question
     assert supervisor.worker is None
     now[0] += 0.2
     supervisor._tick()
-    assert supervisor.life is None
+    assert supervisor.session is None
     supervisor._tick()
-    assert "Enlist" in str(hub.receive(0)[-1])
+    assert "Register" in str(hub.receive(0)[-1])
 
 
 HANGS = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
@@ -217,7 +217,7 @@ def test_a_node_whose_launcher_is_gone_leaves_even_with_a_worker_that_hears_noth
     supervisor = Supervisor(
         "a", HERE, MemoryHub().connect(CONTROL, b"a"), launched=True, wait_seconds=60, start_worker=lambda _: worker
     )
-    supervisor._handle(admit(m.Life("run", 1, 1)))
+    supervisor._handle(admit(m.SessionId("run", 1, 1)))
     orphaned = threading.Event()
     orphaned.set()
     assert supervisor.run(orphaned) == 0
@@ -310,7 +310,7 @@ def test_a_data_connection_that_is_reset_costs_a_new_life_and_no_bit(
             assert reset.fired.is_set()
             assert [loaded for loaded, _ in loads(node.engine)] == [1]
             assert not proxy.saw(DOWN, m.Restart)
-            assert len({message.life for message in proxy.saw(UP, m.Hello)}) == 2 or sight is m.Hello
+            assert len({message.session for message in proxy.saw(UP, m.Hello)}) == 2 or sight is m.Hello
             assert coordinator.cluster._uploads.held == 1  # the sum, which is given back at the next request
             coordinator.fleet.close("the test is over")
     finally:
@@ -330,19 +330,19 @@ def test_a_node_that_was_given_up_while_it_stood_still_is_refused_and_joins_agai
         wait_for(continued, "SIGCONT")
 
     proxy.when(UP, lambda message: isinstance(message, m.LeafAnswer), stand_still)
-    proxy.when(UP, lambda message: isinstance(message, m.Beat) and stopped.is_set(), stand_still)
+    proxy.when(UP, lambda message: isinstance(message, m.Heartbeat) and stopped.is_set(), stand_still)
     try:
         with thread_nodes(("a", HERE, proxy.ports[CONTROL]), ("b", HERE, port)) as nodes:
             coordinator.send_adapter()
             coordinator.fleet.wait_for_nodes(2, 2, 60.0)
-            old = coordinator.cluster.nodes["a"].life
+            old = coordinator.cluster.nodes["a"].session
             assert coordinator.gradient().tobytes() == whole
             assert stopped.is_set()
             assert coordinator.cluster.nodes["a"].gone
             continued.set()
             coordinator.fleet.wait_for_nodes(2, 2, 60.0)
-            assert coordinator.cluster.nodes["a"].life != old
-            assert any(stale.life == old and stale.what == "LeafAnswer" for stale in proxy.saw(DOWN, m.Stale))
+            assert coordinator.cluster.nodes["a"].session != old
+            assert any(stale.session == old and stale.what == "LeafAnswer" for stale in proxy.saw(DOWN, m.Stale))
             assert coordinator.gradient(2).tobytes() == whole
             assert [loaded for loaded, _ in loads(nodes[0].engine)] == [1]
             assert not proxy.errors

@@ -105,7 +105,7 @@ def test_a_line_without_an_end_is_cut_and_not_kept_whole() -> None:
 def test_lines_that_could_not_be_sent_are_sent_later(worker: Worker) -> None:
     hub = MemoryHub()
     link = hub.connect(CONTROL, b"a")
-    life, connected = m.Life("run", 1, 1), [False]
+    session, connected = m.SessionId("run", 1, 1), [False]
 
     class Flapping:
         def __getattr__(self, name: str) -> Any:
@@ -117,7 +117,7 @@ def test_lines_that_could_not_be_sent_are_sent_later(worker: Worker) -> None:
     supervisor = Supervisor(
         "a", HERE, Flapping(), launched=False, wait_seconds=60, clock=lambda: 0.0, start_worker=lambda _: worker
     )
-    supervisor._handle(m.Admit(life, 7001, 2.0, {}))
+    supervisor._handle(m.Accept(session, 7001, 2.0, {}))
     for number in range(3):
         worker.printed(f"line {number}")
         supervisor._tick()
@@ -155,9 +155,9 @@ class NoModel(Engine):
 
     def perform(self, work: Work, session: Session, say: Say, offer: Offer) -> None:
         if isinstance(work, LoadModel):
-            say(introduction(session.life), b"")
+            say(introduction(session.id), b"")
         elif isinstance(work, ComputeCanary):
-            say(m.CanaryAnswer(session.life, CANARY), b"")
+            say(m.CanaryAnswer(session.id, CANARY), b"")
 
 
 @contextmanager

@@ -134,7 +134,7 @@ def test_an_interrupted_run_goes_on_with_the_bits_and_references_of_an_unbroken_
     broken = [*launch, str(tmp_path / "broken.toml")]
     with subprocess.Popen([*broken, "--nodes", "2"], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        assert any("step 6 of" in line for line in process.stdout)  # within the third pass
+        assert any("step 6 of" in line for line in process.stdout)  # within the third epoch
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=100)
     assert process.returncode == 130

@@ -66,7 +66,7 @@ def sha(path: Path) -> str:
     "batch",
     [
         BatchConfig(size=8, micro_size=1),
-        # 3 windows a pass: steps of 2 and of 1 window, each with leaves of 3, 3 and 2 rows
+        # 3 windows an epoch: steps of 2 and of 1 window, each with leaves of 3, 3 and 2 rows
         BatchConfig(size=8, micro_size=3, grad_accum_steps=2),
         BatchConfig(size=2, micro_size=1),
     ],

@@ -63,8 +63,8 @@ class ThreadWorker(Worker):
     orders: "queue.Queue[Any]" = field(default_factory=queue.Queue)
     thread: threading.Thread | None = None
 
-    def order(self, endpoint: str, name: str, life: m.Life, memory_limit_bytes: int) -> None:
-        self.orders.put(Order(endpoint, name, life, memory_limit_bytes))
+    def order(self, endpoint: str, name: str, session: m.SessionId, memory_limit_bytes: int) -> None:
+        self.orders.put(Order(endpoint, name, session, memory_limit_bytes))
 
     def stop(self) -> None:
         self.orders.put(None)

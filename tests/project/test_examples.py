@@ -37,9 +37,9 @@ def test_an_example_loads_and_every_row_of_it_can_be_trained(method: str, tokeni
     config = loaded(method, f"model={tokenizer}", "batch.max_length=1024")
     assert config.method == method
     data = read(config, progress=lambda message, share: None)
-    steps_of_a_pass = re.search(r"(\d+) (?:rows|pairs) are (\d+) steps a pass", text_of(method))
-    assert steps_of_a_pass is not None
-    assert len(data.train) == int(steps_of_a_pass[1]) == int(steps_of_a_pass[2]) * config.batch.size
+    steps_of_an_epoch = re.search(r"(\d+) (?:rows|pairs) are (\d+) steps an epoch", text_of(method))
+    assert steps_of_an_epoch is not None
+    assert len(data.train) == int(steps_of_an_epoch[1]) == int(steps_of_an_epoch[2]) * config.batch.size
     assert data.valid is not None
     assert len(data.valid)
     assert not [note for note in data.notes if "cut" in note or "left out" in note]

@@ -24,7 +24,7 @@ def test_the_run_and_the_hosts_of_the_readme_are_taken(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(block("model ="), encoding="utf-8")
     (tmp_path / "hosts.toml").write_text(block("run ="), encoding="utf-8")
     config = load(tmp_path / "run.toml")
-    assert (config.method, config.batch.size, config.train.passes) == ("sft", 6, 4)
+    assert (config.method, config.batch.size, config.train.epochs) == ("sft", 6, 4)
     hosts = load_hosts(tmp_path / "hosts.toml")
     assert hosts.run == tmp_path / "run.toml"
     assert [node.name for node in hosts.nodes] == ["one", "two", "three"]

@@ -17,7 +17,7 @@ from mlxdist.protocol.messages import PROTOCOL_VERSION, Message
 from mlxdist.protocol.wire import MAGIC, MAX_HEADER, MAX_PAYLOAD, PREAMBLE, decode, encode
 from tests.protocol.example_messages import ANY_MESSAGE, EXAMPLES, MESSAGE_TYPES, all_message_classes, hints
 
-LIFE = m.Life("run", 1, 2)
+SESSION = m.SessionId("run", 1, 2)
 PAYLOAD = bytes(range(256)) * 2
 
 each_example = pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: type(message).__name__)
@@ -56,7 +56,7 @@ def test_the_union_names_every_message() -> None:
 
 
 def test_every_message_but_the_first_and_the_refusal_names_its_life() -> None:
-    assert {kind for kind in MESSAGE_TYPES if "life" not in hints(kind)} == {m.Enlist, m.Refuse}
+    assert {kind for kind in MESSAGE_TYPES if "session" not in hints(kind)} == {m.Register, m.Reject}
 
 
 def test_messages_cannot_be_changed() -> None:
@@ -82,24 +82,24 @@ def test_any_values_of_any_message_arrive_as_they_were_sent(message: Message, pa
 
 
 def test_not_a_number_and_infinity_arrive_too() -> None:
-    answer = m.LeafAnswer(LIFE, 1, 1, 0, 0, 1, float("nan"), 0)
+    answer = m.LeafAnswer(SESSION, 1, 1, 0, 0, 1, float("nan"), 0)
     arrived, _ = decode(frames_of(answer))
     assert isinstance(arrived, m.LeafAnswer)
     assert arrived.seconds != arrived.seconds
-    progress = m.LeafAnswer(LIFE, 1, 1, 0, 0, 1, float("-inf"), 0)
+    progress = m.LeafAnswer(SESSION, 1, 1, 0, 0, 1, float("-inf"), 0)
     assert decode(frames_of(progress))[0] == progress
 
 
 def test_the_payload_is_not_copied() -> None:
     payload = bytearray(b"before")
-    _, received = decode(encode(m.VectorBlock(LIFE, 1, 0), payload))
+    _, received = decode(encode(m.VectorBlock(SESSION, 1, 0), payload))
     payload[:] = b"after!"
     assert bytes(received) == b"after!"
 
 
 def test_a_payload_of_floats_counts_in_bytes() -> None:
     floats = memoryview(struct.pack("<4f", 1, 2, 3, 4)).cast("f")
-    _, received = decode(encode(m.VectorBlock(LIFE, 1, 0), floats))
+    _, received = decode(encode(m.VectorBlock(SESSION, 1, 0), floats))
     assert received.nbytes == 16
 
 
@@ -198,18 +198,18 @@ def test_a_field_of_another_type_is_refused(message: Message) -> None:
 @each_example
 def test_a_life_with_more_or_fewer_parts_is_refused(message: Message) -> None:
     fields = as_map(message)
-    if "life" in fields:
-        for life in ([], ["run"], ["run", 1], ["run", 1, 2, 3], {"run": "run", "incarnation": 1, "session": 2}):
-            refused(with_header(header_of({**fields, "life": life})))
+    if "session" in fields:
+        for other in ([], ["run"], ["run", 1], ["run", 1, 2, 3], {"run": "run", "incarnation": 1, "number": 2}):
+            refused(with_header(header_of({**fields, "session": other})))
 
 
-@pytest.mark.parametrize("tag", ["", "Message", "hello", "Hello ", "Hallo", "Life", "RunSpec", None, 1, ["Hello"]])
+@pytest.mark.parametrize("tag", ["", "Message", "hello", "Hello ", "Hallo", "SessionId", "RunSpec", None, 1, ["Hello"]])
 def test_an_unknown_type_is_refused(tag: Any) -> None:
-    refused(with_header(header_of({**as_map(m.Bye(LIFE, "over")), "type": tag})))
+    refused(with_header(header_of({**as_map(m.Shutdown(SESSION, "over")), "type": tag})))
 
 
 def test_a_header_without_a_type_is_refused() -> None:
-    fields = as_map(m.Bye(LIFE, "over"))
+    fields = as_map(m.Shutdown(SESSION, "over"))
     del fields["type"]
     assert "type" in refused(with_header(header_of(fields)))
 
@@ -224,8 +224,8 @@ def test_extension_types_are_refused_wherever_they_stand(code: int) -> None:
     for size in (0, 1, 4, 8, 12, 300):
         ext = msgspec.msgpack.Ext(code, bytes(size))
         refused(with_header(msgspec.msgpack.encode(ext)))
-        refused(with_header(header_of({**as_map(m.Bye(LIFE, "over")), "reason": ext})))
-        refused(with_header(header_of({"first": ext, **as_map(m.Bye(LIFE, "over"))})))
+        refused(with_header(header_of({**as_map(m.Shutdown(SESSION, "over")), "reason": ext})))
+        refused(with_header(header_of({"first": ext, **as_map(m.Shutdown(SESSION, "over"))})))
 
 
 @pytest.mark.parametrize("opener", [b"\x91", b"\x81\xa1a", b"\xdc\x00\x01", b"\x82\xa1a\xc0\xa1b"])
@@ -234,8 +234,8 @@ def test_deep_nesting_is_refused(opener: bytes, depth: int) -> None:
     deep = opener * depth + b"\xc0"
     refused(with_header(deep))
     refused(with_header(b"\x82\xa5first" + deep + b"\xa4type\xa3Bye"))
-    life = msgspec.msgpack.encode(LIFE)
-    refused(with_header(b"\x83\xa4type\xa3Bye\xa4life" + life + b"\xa6reason" + deep))
+    session = msgspec.msgpack.encode(SESSION)
+    refused(with_header(b"\x83\xa4type\xa8Shutdown\xa7session" + session + b"\xa6reason" + deep))
 
 
 @pytest.mark.parametrize(
@@ -249,23 +249,23 @@ def test_an_announced_size_reserves_no_memory(announced: bytes) -> None:
 
 def test_text_that_is_no_utf8_is_refused() -> None:
     refused(
-        with_header(frames_of(m.Refuse("reason"))[1].replace(b"\xa6reason\xa6reason", b"\xa6reason\xa6reas\xff\xfe"))
+        with_header(frames_of(m.Reject("reason"))[1].replace(b"\xa6reason\xa6reason", b"\xa6reason\xa6reas\xff\xfe"))
     )
 
 
 def test_numbers_beyond_64_bits_are_not_sent() -> None:
     with pytest.raises(OverflowError):
-        encode(m.Noted(LIFE, 2**64))
+        encode(m.HeartbeatAck(SESSION, 2**64))
 
 
 # ---- sizes
 
 
 def test_a_header_or_payload_over_the_limit_is_not_sent() -> None:
-    with pytest.raises(WireError, match="Refuse is too large"):
-        encode(m.Refuse("x" * MAX_HEADER))
+    with pytest.raises(WireError, match="Reject is too large"):
+        encode(m.Reject("x" * MAX_HEADER))
     with pytest.raises(WireError, match="VectorBlock is too large"):
-        encode(m.VectorBlock(LIFE, 1, 0), bytes(MAX_PAYLOAD + 1))
+        encode(m.VectorBlock(SESSION, 1, 0), bytes(MAX_PAYLOAD + 1))
 
 
 def test_a_header_or_payload_over_the_limit_is_refused() -> None:
@@ -278,8 +278,8 @@ def test_a_header_or_payload_over_the_limit_is_refused() -> None:
 
 
 def test_the_largest_messages_arrive() -> None:
-    message, payload = decode(encode(m.Refuse("x" * (MAX_HEADER - 64)), bytes(MAX_PAYLOAD)))
-    assert isinstance(message, m.Refuse)
+    message, payload = decode(encode(m.Reject("x" * (MAX_HEADER - 64)), bytes(MAX_PAYLOAD)))
+    assert isinstance(message, m.Reject)
     assert payload.nbytes == MAX_PAYLOAD
 
 

@@ -13,7 +13,7 @@ from mlxdist.coordinator.cluster import scheduler as work
 from mlxdist.coordinator.cluster.membership import Membership
 from mlxdist.coordinator.cluster.node import Node
 from mlxdist.coordinator.cluster.uploads import Uploads
-from mlxdist.coordinator.schedule.rounds import Attempt, Round
+from mlxdist.coordinator.schedule.rounds import Assignment, Round
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import StaleError, WireError
 from mlxdist.protocol.messages import VectorOffer
@@ -36,7 +36,7 @@ def stale_attempts_count(patch: pytest.MonkeyPatch) -> None:
     """An answer of a lost attempt counts where another one works on the same leaves."""
     right = Round.check
 
-    def check(self: Round, name: str, step: int, attempt: int, adapter_version: int, span: Span) -> Attempt:
+    def check(self: Round, name: str, step: int, attempt: int, adapter_version: int, span: Span) -> Assignment:
         try:
             return right(self, name, step, attempt, adapter_version, span)
         except StaleError:
@@ -51,7 +51,7 @@ def stale_attempts_count(patch: pytest.MonkeyPatch) -> None:
 def stale_steps_count(patch: pytest.MonkeyPatch) -> None:
     """Step, attempt and adapter version of an answer are not looked at."""
 
-    def check(self: Round, name: str, step: int, attempt: int, adapter_version: int, span: Span) -> Attempt:
+    def check(self: Round, name: str, step: int, attempt: int, adapter_version: int, span: Span) -> Assignment:
         for one in self.of(name):
             if one.run.start <= span.start < span.stop <= one.run.stop:
                 return one
@@ -63,7 +63,7 @@ def stale_steps_count(patch: pytest.MonkeyPatch) -> None:
 def lost_leaves_are_forgotten(patch: pytest.MonkeyPatch) -> None:
     """What a lost node had is not given to anybody."""
 
-    def drop(self: Round, attempt: Attempt) -> list[Span]:
+    def drop(self: Round, attempt: Assignment) -> list[Span]:
         self.attempts.pop(attempt.number, None)
         return []
 
@@ -73,7 +73,7 @@ def lost_leaves_are_forgotten(patch: pytest.MonkeyPatch) -> None:
 def copies_are_given_twice(patch: pytest.MonkeyPatch) -> None:
     """A lost attempt's leaves are pending although a copy is still at work on them."""
 
-    def drop(self: Round, attempt: Attempt) -> list[Span]:
+    def drop(self: Round, attempt: Assignment) -> list[Span]:
         self.attempts.pop(attempt.number, None)
         left = sorted(attempt.missing)
         self.pending = sorted([*self.pending, *left])
@@ -85,7 +85,7 @@ def copies_are_given_twice(patch: pytest.MonkeyPatch) -> None:
 def both_of_a_race_count(patch: pytest.MonkeyPatch) -> None:
     """The second result of a subtree counts like the first."""
 
-    def came(self: Round, piece: Span) -> list[Attempt]:
+    def came(self: Round, piece: Span) -> list[Assignment]:
         for one in list(self.attempts.values()):
             if piece in one.missing:
                 one.missing.discard(piece)
@@ -121,12 +121,12 @@ def losers_of_a_race_are_liars(patch: pytest.MonkeyPatch) -> None:
 def old_incarnations_count(patch: pytest.MonkeyPatch) -> None:
     """A message belongs to a node whatever coordinator it was meant for."""
 
-    def by_life(self: Membership, life: object) -> Node | None:
-        if not isinstance(life, m.Life):
+    def by_session(self: Membership, session: object) -> Node | None:
+        if not isinstance(session, m.SessionId):
             return None
-        return next((one for one in self.nodes.values() if one.life.session == life.session and not one.gone), None)
+        return next((one for one in self.nodes.values() if one.session.id == session.number and not one.gone), None)
 
-    patch.setattr(Membership, "by_life", by_life)
+    patch.setattr(Membership, "by_session", by_session)
 
 
 def one_nan_is_enough(patch: pytest.MonkeyPatch) -> None:
@@ -140,10 +140,10 @@ def the_suspicious_are_not_alone(patch: pytest.MonkeyPatch) -> None:
 
 
 def row_numbers_of_the_last_one_count(patch: pytest.MonkeyPatch) -> None:
-    """Row numbers are kept under the leaf before."""
+    """Row outputs are kept under the leaf before."""
     right = Round.answer
 
-    def answer(self: Round, attempt: Attempt, leaf: int, numbers: Vector) -> list[Attempt]:
+    def answer(self: Round, attempt: Assignment, leaf: int, numbers: Vector) -> list[Assignment]:
         return right(self, attempt, max(leaf - 1, attempt.run.start), numbers)
 
     patch.setattr(Round, "answer", answer)

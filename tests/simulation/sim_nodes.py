@@ -38,7 +38,7 @@ def gradient_of(leaves: Span, step: int, adapter: float, reference: float) -> Ve
 
 
 def numbers_of(leaf: int, step: int, adapter: float, reference: float) -> Vector:
-    """A leaf's row numbers, one row."""
+    """A leaf's row outputs, one row."""
     return np.float32([leaf, step, adapter, reference])
 
 
@@ -91,14 +91,14 @@ class SimWorker:
         self.wire: Wire | None = None
         self.job: Iterator[None] | None = None
 
-    def order(self, life: m.Life) -> None:
+    def order(self, session: m.SessionId) -> None:
         """Go to a coordinator, in this life."""
         if self.exit is None:
             self._hang_up()
             self.job = None
-            self.session = Session(self.name, life)
-            self.wire = self.world.connect(DATA, f"{self.name}#{life.incarnation}.{life.session}".encode())
-            self.session.say(m.Hello(life, m.PROTOCOL_VERSION, self.name, VERSIONS))
+            self.session = Session(self.name, session)
+            self.wire = self.world.connect(DATA, f"{self.name}#{session.incarnation}.{session.number}".encode())
+            self.session.say(m.Hello(session, m.PROTOCOL_VERSION, self.name, VERSIONS))
             self.flush()
 
     def end(self, cause: str) -> None:
@@ -135,9 +135,9 @@ class SimWorker:
             match self.session.next_work():
                 case LoadModel():
                     self.session.elements = ELEMENTS
-                    self.session.say(introduction(self.session.life, MANIFEST))
+                    self.session.say(introduction(self.session.id, MANIFEST))
                 case ComputeCanary():
-                    self.session.say(m.CanaryAnswer(self.session.life, CANARY))
+                    self.session.say(m.CanaryAnswer(self.session.id, CANARY))
                 case ComputeLeaves() as work:
                     self.job = self._compute(work, self.session)
                 case Finish(refused=True):
@@ -148,7 +148,7 @@ class SimWorker:
         self.flush()
 
     def _compute(self, work: ComputeLeaves, session: Session) -> Iterator[None]:
-        task, life = work.task, session.life
+        task, session_id = work.task, session.id
         adapter = float(work.adapter[0])
         reference = float(work.reference[0]) if work.reference is not None else 0.0
         run = Span(task.start, task.stop)
@@ -164,12 +164,12 @@ class SimWorker:
                     return
                 if fate == "nan" and task.verb == "gradient":
                     rows = tuple(row.row_id for row in work.leaves[leaf - run.start].rows)
-                    session.say(m.Fault(life, "nonfinite", "NaN", task.step, task.attempt, leaf, rows))
+                    session.say(m.Fault(session_id, "nonfinite", "NaN", task.step, task.attempt, leaf, rows))
                     return
                 index = work.leaves[leaf - run.start].index
                 total += gradient_of(Span(index, index + 1), task.step, adapter, reference)
                 seconds = 5.0 if self.slow else 0.5
-                answer = m.LeafAnswer(life, task.step, task.attempt, task.adapter_version, leaf, 4, seconds, 0)
+                answer = m.LeafAnswer(session_id, task.step, task.attempt, task.adapter_version, leaf, 4, seconds, 0)
                 session.say(answer, numbers_of(index, task.step, adapter, reference).tobytes())
                 yield
             if task.verb == "gradient":
@@ -192,7 +192,7 @@ class SimSupervisor:
         self.wire = world.connect(CONTROL, f"{name}/{self.pid}".encode())
         self.inbox: deque[Frames] = deque()
         self.worker: SimWorker | None = None
-        self.life: m.Life | None = None
+        self.session: m.SessionId | None = None
         self.ahead = 0.0  # seconds by which its clock has jumped
         self.stopped = False
         self.beat_seconds, self.beats = ENLIST_SECONDS, 0
@@ -217,8 +217,8 @@ class SimSupervisor:
     def leave(self, reason: str) -> None:
         """End as a supervisor does that was told to."""
         if self.exit is None:
-            if self.life is not None:
-                self.wire.send(m.Left(self.life))
+            if self.session is not None:
+                self.wire.send(m.Leave(self.session))
             self.end(reason)
 
     def end(self, reason: str) -> None:
@@ -230,42 +230,42 @@ class SimSupervisor:
 
     def _handle(self, message: m.Message) -> None:
         match message:
-            case m.Admit():
+            case m.Accept():
                 self._admitted(message)
-            case m.Refuse(reason=reason):
+            case m.Reject(reason=reason):
                 self.leave(f"refused: {reason}")
-            case m.Bye(life=life) if life == self.life:
+            case m.Shutdown(session=session) if session == self.session:
                 self.leave("goodbye")
-            case m.Restart(worker_pid=pid, life=life) if life == self.life:
+            case m.Restart(worker_pid=pid, session=session) if session == self.session:
                 if self.worker is not None and pid in (0, self.worker.pid):
                     self.worker.end("killed (SIGKILL)")
-            case m.Stale(over=True, life=life) if life == self.life:
-                self.life = None
+            case m.Stale(over=True, session=session) if session == self.session:
+                self.session = None
 
-    def _admitted(self, admit: m.Admit) -> None:
-        if admit.life == self.life or self.resting_until is not None:
+    def _admitted(self, admit: m.Accept) -> None:
+        if admit.session == self.session or self.resting_until is not None:
             return
-        self.life, self.beat_seconds = admit.life, admit.beat_seconds
+        self.session, self.beat_seconds = admit.session, admit.beat_seconds
         self.backoff.first_seconds = admit.restart_seconds
         if self.worker is None or self.worker.exit is not None:
             self.worker = SimWorker(self.world, self.name)
-        self.worker.order(admit.life)
+        self.worker.order(admit.session)
 
     def _tick(self, now: float) -> None:
         if now - self.heard > WAIT_SECONDS:
             self.leave("no coordinator")
             return
         if self.resting_until is not None and now >= self.resting_until:
-            self.resting_until = self.life = None
-        if self.life is None:
+            self.resting_until = self.session = None
+        if self.session is None:
             if now - self.spoken >= ENLIST_SECONDS and self.resting_until is None:
                 pid = self.worker.pid if self.worker is not None else 0
-                if self.wire.send(m.Enlist(m.PROTOCOL_VERSION, self.name, self.pid, pid, {})):
+                if self.wire.send(m.Register(m.PROTOCOL_VERSION, self.name, self.pid, pid, {})):
                     self.spoken = now
             return
         if self.worker is not None and self.worker.exit is not None:
             cause = self.worker.exit
-            self.wire.send(m.WorkerExit(self.life, cause, ()))
+            self.wire.send(m.WorkerExit(self.session, cause, ()))
             self.worker = None
             wait = self.backoff.next(now)
             if wait is None:
@@ -274,7 +274,7 @@ class SimSupervisor:
             self.resting_until = now + wait
         if now - self.spoken >= self.beat_seconds:
             self.beats += 1
-            self.wire.send(m.Beat(self.life, self.beats, self.worker.pid if self.worker is not None else 0, 0))
+            self.wire.send(m.Heartbeat(self.session, self.beats, self.worker.pid if self.worker is not None else 0, 0))
             self.spoken = now
 
 

@@ -29,7 +29,7 @@ from tests.simulation.sim_nodes import ELEMENTS, Move, SimSupervisor, SimWorker,
 
 TICK = 1.0  # seconds; shorter than a beat
 LATELY = 200  # messages that may be said again
-TIME_SHARE = 0.04  # of the moves of a flow: a second passes
+TIME_SHARE = 0.04  # of the moves of a flow: a second epoches
 CALM_SECONDS = 900.0  # within which a round ends when nothing is wrong any more: every deadline and wait, several times
 REFERENCE = 7.0
 DEATHS, NONFINITE = 3, 2
@@ -59,7 +59,7 @@ class World:
         self.curses: dict[int, str] = {}  # leaf -> what it does to every worker in this step
         self.nans: Counter[int] = Counter()  # of this step, by leaf
         self.disturbances = 0
-        self.offers: dict[tuple[m.Life, int], m.VectorOffer] = {}
+        self.offers: dict[tuple[m.SessionId, int], m.VectorOffer] = {}
         self.disturbed: set[str] = set()  # names of nodes whose wires lost or damaged something
         self.news: list[str] = []
         self.said: list[tuple[str, bytes, m.Message, Sequence[bytes]]] = []
@@ -167,10 +167,10 @@ class World:
     def _end_round(self) -> None:
         current = self.cluster.round
         assert current is not None
-        for leaf, numbers in enumerate(current.numbers_in_row_order()):
+        for leaf, numbers in enumerate(current.outputs_in_row_order()):
             wanted = numbers_of(leaf, self.step, self.adapter, self.reference)
             found = numbers.tolist()
-            assert found == [wanted.tolist()], f"the row numbers of leaf {leaf} are {found}, not {wanted.tolist()}"
+            assert found == [wanted.tolist()], f"the row outputs of leaf {leaf} are {found}, not {wanted.tolist()}"
         if self.total is None:
             self._request("gradient")
             return
@@ -398,7 +398,7 @@ class World:
         message, _ = decode(list(frames))
         self.said.append((channel, peer, message, frames))
         if isinstance(message, m.VectorOffer):
-            self.offers[message.life, message.stream] = message
+            self.offers[message.session, message.stream] = message
         stale = self._stale(channel, peer, message)
         before = state_of(self.cluster) if stale else None
         self.inbox.append(Parcel(channel, peer, list(frames)))
@@ -408,10 +408,10 @@ class World:
 
     def _stale(self, channel: str, peer: bytes, message: m.Message) -> bool:
         """Judged by the header alone, and by who lives."""
-        life = getattr(message, "life", None)
-        if life is None:
+        session = getattr(message, "session", None)
+        if session is None:
             return False
-        node = next((one for one in self.cluster.nodes.values() if one.life == life and not one.gone), None)
+        node = next((one for one in self.cluster.nodes.values() if one.session == session and not one.gone), None)
         if node is None:
             return True
         if channel == CONTROL:
@@ -419,7 +419,7 @@ class World:
         if node.spent or (peer != node.data and not isinstance(message, m.Hello)):
             return True
         if isinstance(message, m.VectorBlock | m.VectorEnd):
-            message = self.offers.get((life, message.stream), message)
+            message = self.offers.get((session, message.stream), message)
         match message:
             case (
                 m.LeafAnswer(step=step, attempt=attempt, adapter_version=version)

@@ -1,6 +1,6 @@
 """The order of the data: which rows make which window, which windows which step. A pure function of its arguments.
 
-W windows of `size` rows make a pass; a step takes `grad_accum_steps` windows of one pass, the last step of a pass what
+W windows of `size` rows make an epoch; a step takes `grad_accum_steps` windows of one epoch, the last step of an epoch what
 is left. The cursor of a resumed run is the number of steps done.
 """
 
@@ -41,13 +41,13 @@ def cut_windows(rows: Sequence[int], size: int, remainder: str, *, join_single: 
     return windows
 
 
-def passes(
+def epochs(
     lengths: Sequence[int], size: int, *, order: str, remainder: str, seed: int, join_single: bool = False
 ) -> Iterator[list[Window]]:
-    """The windows of one pass after the other, endless; one mulberry32 generator serves them all.
+    """The windows of one epoch after the other, endless; one mulberry32 generator serves them all.
 
-    "sorted": stable by length, the windows shuffled anew from that order each pass. "shuffled": the rows shuffled each
-    pass, from the order of the pass before.
+    "sorted": stable by length, the windows shuffled anew from that order each epoch. "shuffled": the rows shuffled each
+    epoch, from the order of the epoch before.
     """
     draw = mulberry32(seed)
     if order == "sorted":
@@ -66,7 +66,7 @@ def passes(
 def steps(lengths: Sequence[int], batch: BatchConfig, method: str) -> Iterator[Step]:
     """The run's steps, endless. `lengths` [N]: untruncated tokens of each row. Raises nothing: see `check_order`."""
     number = count(1)
-    for windows in passes(
+    for windows in epochs(
         lengths,
         batch.size,
         order=batch.order,
@@ -80,21 +80,21 @@ def steps(lengths: Sequence[int], batch: BatchConfig, method: str) -> Iterator[S
             yield Step(next(number), tuple(windows[start : start + batch.grad_accum_steps]))
 
 
-def windows_per_pass(n_rows: int, batch: BatchConfig, method: str) -> int:
-    """W, the windows that one pass over `n_rows` rows makes."""
+def windows_per_epoch(n_rows: int, batch: BatchConfig, method: str) -> int:
+    """W, the windows that one epoch over `n_rows` rows makes."""
     full, tail = divmod(n_rows, batch.size)
     joined = method == "kto" and tail == 1 and full > 0
     return full + (1 if tail and batch.remainder == "keep" and not joined else 0)
 
 
-def steps_per_pass(n_rows: int, batch: BatchConfig, method: str) -> int:
-    """The optimizer steps of one pass over `n_rows` rows."""
-    return -(-windows_per_pass(n_rows, batch, method) // batch.grad_accum_steps)
+def steps_per_epoch(n_rows: int, batch: BatchConfig, method: str) -> int:
+    """The optimizer steps of one epoch over `n_rows` rows."""
+    return -(-windows_per_epoch(n_rows, batch, method) // batch.grad_accum_steps)
 
 
 def total_steps(train: TrainConfig, n_rows: int, batch: BatchConfig, method: str) -> int | None:
-    """The steps of the whole run; None when hours decide. `passes` = p is ceil(p * steps of a pass)."""
-    if train.passes is not None:
-        # 1.1 passes of 10 steps are 11 steps: the decimal that was written, not its binary neighbour
-        return math.ceil(Fraction(repr(train.passes)) * steps_per_pass(n_rows, batch, method))
+    """The steps of the whole run; None when hours decide. `epochs` = p is ceil(p * steps of an epoch)."""
+    if train.epochs is not None:
+        # 1.1 epochs of 10 steps are 11 steps: the decimal that was written, not its binary neighbour
+        return math.ceil(Fraction(repr(train.epochs)) * steps_per_epoch(n_rows, batch, method))
     return train.steps

@@ -29,7 +29,7 @@ class TaintedError(MlxdistError):
 
 @dataclass(frozen=True)
 class Answer:
-    """What a node computed for one leaf. `rows`: its row numbers; empty where another node's count."""
+    """What a node computed for one leaf. `rows`: its row outputs; empty where another node's count."""
 
     node: str
     digest: str
@@ -210,7 +210,7 @@ class Audit:
 
 
 def with_rows(current: Round, leaf: int, answers: Iterable[Answer]) -> list[Answer]:
-    """Answers with the leaf's row numbers, where they are of the same node as the gradient."""
+    """Answers with the leaf's row outputs, where they are of the same node as the gradient."""
     rows, by = current.answers[leaf].tobytes(), current.computed_by[leaf]
     return [replace(answer, rows=rows) if answer.node == by else answer for answer in answers]
 

@@ -1,7 +1,7 @@
 """The coordinator's half of the protocol: messages in, messages and results out. No socket, no thread, no clock.
 
-    Enlist -> Admit                 Hello -> Welcome       Loaded -> Canary       CanaryAnswer -> ready, adapter
-    request -> Task, LeafRows  ...  LeafAnswer, VectorOffer -> Credit -> VectorBlock ... VectorEnd -> partial
+    Register -> Accept                 Hello -> Welcome       Loaded -> Canary       CanaryAnswer -> ready, adapter
+    request -> Assignment, LeafRows  ...  LeafAnswer, VectorOffer -> Credit -> VectorBlock ... VectorEnd -> partial
 
 The shell (coordinator/fleet/fleet.py) carries frames, asks for work and fetches results. Who takes part: membership.py; who
 works on what: scheduler.py.
@@ -23,7 +23,7 @@ from mlxdist.coordinator.cluster.settings import NodeNews, Rules
 from mlxdist.coordinator.cluster.uploads import DamagedError, Uploads
 from mlxdist.coordinator.schedule.assign import assign
 from mlxdist.coordinator.schedule.node_speeds import Transfers
-from mlxdist.coordinator.schedule.rounds import Attempt, Request, Round, leaf_tokens
+from mlxdist.coordinator.schedule.rounds import Assignment, Request, Round, leaf_tokens
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import ConfigError, MismatchError, MlxdistError, NodeError, StaleError, WireError
@@ -138,7 +138,7 @@ class Cluster:
         self.members.over = True
         for node in self.nodes.values():
             if not node.gone:
-                bye = m.Bye(node.life, reason)
+                bye = m.Shutdown(node.session, reason)
                 if node.data is not None:
                     self._send(DATA, node.data, bye)
                 self._send(CONTROL, node.control, bye)
@@ -162,20 +162,20 @@ class Cluster:
             message, payload = decode(parcel.frames)
         except WireError as error:
             self.news.append(NodeNews("coordinator", "", f"a message was refused: {error}", log=True))
-            self._send(parcel.channel, parcel.peer, m.Refuse(str(error)))
+            self._send(parcel.channel, parcel.peer, m.Reject(str(error)))
             return
-        if isinstance(message, m.Enlist):
+        if isinstance(message, m.Register):
             if parcel.channel == CONTROL:
                 self.members.enlist(message, parcel.peer, now)
             else:
                 reason = "this is the data port of the run: --connect takes its control port"
-                self._send(parcel.channel, parcel.peer, m.Refuse(reason))
+                self._send(parcel.channel, parcel.peer, m.Reject(reason))
             return
-        life = getattr(message, "life", None)
-        node = self.members.by_life(life)
+        session = getattr(message, "session", None)
+        node = self.members.by_session(session)
         if node is None:
-            if isinstance(life, m.Life):
-                self._send(parcel.channel, parcel.peer, m.Stale(life, type(message).__name__, over=True))
+            if isinstance(session, m.SessionId):
+                self._send(parcel.channel, parcel.peer, m.Stale(session, type(message).__name__, over=True))
             return
         try:
             if parcel.channel == CONTROL:
@@ -184,7 +184,7 @@ class Cluster:
                 self._on_data(node, message, payload, parcel.peer)
         except StaleError as error:
             stream = message.stream if isinstance(message, m.VectorOffer | m.VectorBlock | m.VectorEnd) else 0
-            self._send(parcel.channel, parcel.peer, m.Stale(node.life, str(error), stream))
+            self._send(parcel.channel, parcel.peer, m.Stale(node.session, str(error), stream))
         except (MismatchError, ConfigError) as error:
             self.members.turn_away(node, error)
         except (WireError, ValueError) as error:  # ValueError: the state table has no place for the message
@@ -271,7 +271,7 @@ class Cluster:
         node.data, node.versions = peer, message.versions
         check_versions(node.name, self.rules.versions, message.versions)
         self.members.tell(node, "loading the model")
-        self._send(DATA, peer, m.Welcome(node.life, self.rules.spec))
+        self._send(DATA, peer, m.Welcome(node.session, self.rules.spec))
 
     def _on_loaded(self, node: Node, message: m.Loaded) -> None:
         if node.state is not NodeState.LOADING:
@@ -280,7 +280,7 @@ class Cluster:
             self.introduction = message
         check_model(node.name, self.introduction, message)
         assert node.data is not None
-        self._send(DATA, node.data, m.Canary(node.life))
+        self._send(DATA, node.data, m.Canary(node.session))
 
     def _on_canary(self, node: Node, message: m.CanaryAnswer) -> None:
         if len(message.digests) != CANARY_TIMES:
@@ -401,13 +401,13 @@ class Cluster:
                 news = NodeNews("", "training", f"going on after {seconds:.3g} s: {what}", seconds=seconds)
             self.news.append(news)
 
-    def _after_result(self, done: Iterable[Attempt]) -> None:
+    def _after_result(self, done: Iterable[Assignment]) -> None:
         """Something came: what nobody needs any more is cancelled."""
         for attempt in done:
             loser = self.nodes[attempt.node]
             if loser.data is not None:
                 loser.cancelled.add(attempt.number)
-                self._send(DATA, loser.data, m.Cancel(loser.life, attempt.number))
+                self._send(DATA, loser.data, m.Cancel(loser.session, attempt.number))
         self._settle()
 
     def _settle(self) -> None:
@@ -420,7 +420,7 @@ class Cluster:
             for kind in ("up", "offer"):
                 self._transfers.end(kind, name, stream, self.now)
             if other.data is not None:
-                self._send(DATA, other.data, m.Stale(other.life, "another node was faster", stream))
+                self._send(DATA, other.data, m.Stale(other.session, "another node was faster", stream))
         self._share_out()
         self._admit_uploads()
 
@@ -455,13 +455,13 @@ class Cluster:
 
     def _credit(self, node: Node, stream: int, upto: int) -> None:
         assert node.data is not None
-        self._send(DATA, node.data, m.Credit(node.life, stream, upto))
+        self._send(DATA, node.data, m.Credit(node.session, stream, upto))
 
     def _received(self, node: Node, stream: int, *, whole: bool) -> None:
         assert node.data is not None
-        self._send(DATA, node.data, m.Received(node.life, stream, whole))
+        self._send(DATA, node.data, m.Received(node.session, stream, whole))
 
-    def _send_work(self, attempt: Attempt) -> None:
+    def _send_work(self, attempt: Assignment) -> None:
         node = self.nodes[attempt.node]
         self._downloads.work_to(node, self._current().request, attempt, self.now)
         node.move(NodeEvent.ASSIGNED)

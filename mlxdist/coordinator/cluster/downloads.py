@@ -1,6 +1,6 @@
 """What goes down to the workers: the adapter, the reference's adapter, and tasks with their rows. Messages, no socket.
 
-VectorOffer, then VectorBlock by credit, then VectorEnd        Task, LeafRows for each of its leaves
+VectorOffer, then VectorBlock by credit, then VectorEnd        Assignment, LeafRows for each of its leaves
 """
 
 from collections.abc import Callable, Mapping
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from mlxdist.coordinator.cluster.node import Node
 from mlxdist.coordinator.schedule.node_speeds import Transfers
-from mlxdist.coordinator.schedule.rounds import Attempt, Request
+from mlxdist.coordinator.schedule.rounds import Assignment, Request
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.leaves import pack_leaf
 from mlxdist.protocol.transport import DATA
@@ -52,13 +52,13 @@ class Downloads:
             node.has_reference = True
             self._offer(node, "reference", 0, *self.reference, now)
 
-    def work_to(self, node: Node, request: Request, attempt: Attempt, now: float) -> None:
+    def work_to(self, node: Node, request: Request, attempt: Assignment, now: float) -> None:
         """Send a task with its rows, behind the adapters that it needs."""
         assert node.data is not None
         self.adapters_to(node, now)
         run = attempt.run
-        task = m.Task(
-            life=node.life,
+        task = m.Assignment(
+            session=node.session,
             verb=request.verb,
             step=request.step,
             attempt=attempt.number,
@@ -73,14 +73,14 @@ class Downloads:
         self.send(DATA, node.data, task, b"")
         for leaf in request.leaves[run.start : run.stop]:
             rows = m.LeafRows(
-                life=node.life,
+                session=node.session,
                 step=request.step,
                 attempt=attempt.number,
                 leaf=leaf.index,
                 widths=leaf.widths,
                 row_ids=tuple(row.row_id for row in leaf.rows),
                 lengths=tuple(len(row.ids) for row in leaf.rows),
-                numbers=dict(request.numbers.get(leaf.index, {})),
+                row_inputs=dict(request.row_inputs.get(leaf.index, {})),
             )
             self.send(DATA, node.data, rows, pack_leaf(leaf))
 
@@ -95,10 +95,10 @@ class Downloads:
             node = nodes[name]
             assert node.data is not None
             for index, block in vector.blocks():
-                self.send(DATA, node.data, m.VectorBlock(node.life, stream, index), block)
+                self.send(DATA, node.data, m.VectorBlock(node.session, stream, index), block)
             if vector.all_sent:
                 del self._under_way[name, stream]
-                self.send(DATA, node.data, m.VectorEnd(node.life, stream, vector.end()), b"")
+                self.send(DATA, node.data, m.VectorEnd(node.session, stream, vector.end()), b"")
 
     def drop(self, name: str) -> None:
         """The node's worker is gone."""
@@ -109,5 +109,5 @@ class Downloads:
         self._streams += 1
         self._under_way[node.name, self._streams] = OutgoingVector(self._streams, vector, hashed)
         self.transfers.begin("down", node.name, self._streams, now, version if kind == "adapter" else -1)
-        offer = m.VectorOffer(node.life, self._streams, kind, version, len(vector), slice_stop=len(vector))
+        offer = m.VectorOffer(node.session, self._streams, kind, version, len(vector), slice_stop=len(vector))
         self.send(DATA, node.data, offer, b"")

@@ -1,6 +1,6 @@
 """Who takes part: admission, beats, silence, loss. The control connection's half of the cluster; no socket, no clock.
 
-    Enlist -> Admit      Beat -> Noted      silence -> suspect -> dead      a worker's end -> its work to others
+    Register -> Accept      Heartbeat -> HeartbeatAck      silence -> suspect -> dead      a worker's end -> its work to others
 
 A node has one supervisor and one worker at a time. Every worker gets a life (session) of its own, so that nothing of
 its predecessor counts. Times are monotonic seconds that the caller gives.
@@ -53,9 +53,9 @@ class Membership:
         """The nodes that can work, in the order of their names."""
         return [node for _, node in sorted(self.nodes.items()) if node.works]
 
-    def by_life(self, life: object) -> Node | None:
+    def by_session(self, session: object) -> Node | None:
         """The node that a message belongs to, if it still takes part."""
-        return next((node for node in self.nodes.values() if node.life == life and not node.gone), None)
+        return next((node for node in self.nodes.values() if node.session == session and not node.gone), None)
 
     def by_data(self, peer: bytes) -> Node | None:
         """The node whose worker holds this data connection, if it still takes part."""
@@ -75,7 +75,7 @@ class Membership:
 
     # ---- coming
 
-    def enlist(self, message: m.Enlist, peer: bytes, now: float) -> None:
+    def enlist(self, message: m.Register, peer: bytes, now: float) -> None:
         """A supervisor asks: admit it, refuse it, or let it ask again while an earlier one of its name is tried."""
         if self.over:
             return
@@ -84,7 +84,7 @@ class Membership:
         reason = unfit(message) or self.quarantined.get(message.name, "")
         reason = reason or (self._taken(known, message, now) if known is not None and rival else "")
         if reason:
-            self.send(CONTROL, peer, m.Refuse(reason))
+            self.send(CONTROL, peer, m.Reject(reason))
             return
         if known is not None and rival:
             if not self._silent(known, now):
@@ -92,10 +92,10 @@ class Membership:
             self.lose(known, NodeEvent.LOST, "its supervisor was started anew")
         if (known is None or known.gone) and (fault := self.rules.memory.refusal(message.name, message.host)):
             self.news.append(NodeNews(message.name, "refused", fault.removeprefix(f"{message.name} ")))
-            self.send(CONTROL, peer, m.Refuse(fault))
+            self.send(CONTROL, peer, m.Reject(fault))
             return
         if known is None or known.gone:
-            node = Node(message.name, self._new_life(), peer, now, host=message.host, progressed=now)
+            node = Node(message.name, self._new_session(), peer, now, host=message.host, progressed=now)
             if (
                 known is not None
                 and peer == known.control
@@ -109,11 +109,11 @@ class Membership:
             self.given_up.pop(message.name, None)
             self.tell(known, "connected")
         elif known.spent:
-            known.life, known.spent, known.progressed = self._new_life(), False, now
+            known.session, known.spent, known.progressed = self._new_session(), False, now
         known.heard(now)
         rules = self.rules
-        admit = m.Admit(
-            known.life,
+        admit = m.Accept(
+            known.session,
             rules.data_port,
             rules.beat_seconds,
             WORKER_ENVIRONMENT,
@@ -122,7 +122,7 @@ class Membership:
         )
         self.send(CONTROL, peer, admit)
 
-    def _taken(self, known: Node, message: m.Enlist, now: float) -> str:
+    def _taken(self, known: Node, message: m.Register, now: float) -> str:
         """Why a second supervisor of a name is refused: the first is on another host, or beats."""
         if known.rival is None:
             known.rival, known.beats_since_rival = now, 0
@@ -135,9 +135,9 @@ class Membership:
     def _silent(self, node: Node, now: float) -> bool:
         return node.closed is not None or now - node.last_beat > SILENT_BEATS * self.rules.beat_seconds
 
-    def _new_life(self) -> m.Life:
+    def _new_session(self) -> m.SessionId:
         self._sessions += 1
-        return m.Life(self.rules.run, self.rules.incarnation, self._sessions)
+        return m.SessionId(self.rules.run, self.rules.incarnation, self._sessions)
 
     # ---- being there
 
@@ -148,14 +148,14 @@ class Membership:
             node.move(NodeEvent.BEAT_AGAIN_BUSY if self.at_work(node) else NodeEvent.BEAT_AGAIN)
             self.tell(node, "beats again")
         match message:
-            case m.Beat(count=count, worker_pid=pid):
-                self.send(CONTROL, node.control, m.Noted(node.life, count))
+            case m.Heartbeat(count=count, worker_pid=pid):
+                self.send(CONTROL, node.control, m.HeartbeatAck(node.session, count))
                 self._look_at_worker(node, pid)
             case m.Log(lines=lines):
                 self.news.extend(NodeNews(node.name, node.state.value, line, log=True) for line in lines)
             case m.WorkerExit(cause=cause, tail=tail):
                 self._worker_ended(node, cause, tail)
-            case m.Left():
+            case m.Leave():
                 self.lose(node, NodeEvent.BYE, "left", blame=False)
             case _:
                 raise WireError(f"{type(message).__name__} on the control connection")
@@ -163,7 +163,7 @@ class Membership:
     def _look_at_worker(self, node: Node, pid: int) -> None:
         """A beat says which worker there is: what was lost of WorkerExit and Restart is made good."""
         if pid and pid == node.condemned:
-            self.send(CONTROL, node.control, m.Restart(node.life, pid, "it was to end"))
+            self.send(CONTROL, node.control, m.Restart(node.session, pid, "it was to end"))
         elif not node.spent:
             if not pid and node.worker_pid:
                 self._worker_ended(node, "the worker ended", ())
@@ -206,7 +206,7 @@ class Membership:
     def _probe(self, node: Node, now: float) -> None:
         """A message that needs no answer: that it cannot be sent says that the connection is closed."""
         node.probed = now
-        self.send(CONTROL, node.control, m.Noted(node.life, -1))
+        self.send(CONTROL, node.control, m.HeartbeatAck(node.session, -1))
 
     def unreachable(self, channel: str, peer: bytes, now: float) -> None:
         """A message could not be sent: that connection is closed."""
@@ -256,15 +256,15 @@ class Membership:
         The supervisor, told that the old life is over, asks for the new one and hands it to the same worker, which
         keeps its model.
         """
-        old = node.life
+        old = node.session
         self.lose(node, NodeEvent.CONNECTION_LOST, reason, blame=False)
-        node.life, node.spent, node.progressed = self._new_life(), False, now
+        node.session, node.spent, node.progressed = self._new_session(), False, now
         self.send(CONTROL, node.control, m.Stale(old, reason, over=True))
 
     def restart_worker(self, node: Node, reason: str) -> None:
         """The worker is of no use: its work goes to others, and the supervisor starts another."""
         node.condemned = node.worker_pid
-        self.send(CONTROL, node.control, m.Restart(node.life, node.worker_pid, reason))
+        self.send(CONTROL, node.control, m.Restart(node.session, node.worker_pid, reason))
         if not node.spent:
             self.lose(node, NodeEvent.WORKER_EXIT, reason, "its worker is started anew")
 
@@ -272,7 +272,7 @@ class Membership:
         """The node cannot take part, and is told why; the others go on."""
         for channel, peer in ((DATA, node.data), (CONTROL, node.control)):
             if peer is not None:
-                self.send(channel, peer, m.Refuse(str(error)))
+                self.send(channel, peer, m.Reject(str(error)))
         self.given_up[node.name] = error
         self.lose(node, NodeEvent.BYE, f"turned away: {error}", blame=False)
 
@@ -290,7 +290,7 @@ class Membership:
             self.given_up.setdefault(name, error)
 
 
-def unfit(message: m.Enlist) -> str:
+def unfit(message: m.Register) -> str:
     """Why a supervisor cannot take part, whoever else does; empty when it can."""
     if message.protocol != m.PROTOCOL_VERSION:
         theirs = f"{message.name} speaks protocol {message.protocol}, the coordinator {m.PROTOCOL_VERSION}"

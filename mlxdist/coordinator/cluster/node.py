@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from mlxdist.coordinator.schedule.node_speeds import Speed
 from mlxdist.protocol import states
-from mlxdist.protocol.messages import Life
+from mlxdist.protocol.messages import SessionId
 from mlxdist.protocol.states import NODE_TRANSITIONS, NodeEvent, NodeState
 
 GONE = (NodeState.DEAD, NodeState.LEFT)
@@ -15,7 +15,7 @@ class Node:
     """One node of the roster. `control` and `data` are the transport's names of its two connections. Times: seconds."""
 
     name: str
-    life: Life
+    session: SessionId
     control: bytes
     last_beat: float
     data: bytes | None = None

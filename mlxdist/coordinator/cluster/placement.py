@@ -9,7 +9,7 @@ from statistics import fmean
 
 from mlxdist.coordinator.cluster.node import Node
 from mlxdist.coordinator.schedule.assign import NodeSeconds, assign
-from mlxdist.coordinator.schedule.rounds import Attempt, Round, joined_runs, parted, without
+from mlxdist.coordinator.schedule.rounds import Assignment, Round, joined_spans, parted, without
 from mlxdist.protocol.tree import Span
 
 ALONE_AFTER = 2  # deaths with the same leaf in work
@@ -18,7 +18,7 @@ Split = Callable[[Mapping[str, NodeSeconds]], dict[str, Span]]
 
 
 @dataclass(frozen=True)
-class Gift:
+class Placement:
     """A run for a node."""
 
     node: str
@@ -35,7 +35,7 @@ def suspicious(round_: Round) -> list[int]:
 
 def share(
     round_: Round, nodes: Sequence[Node], seconds: Mapping[str, NodeSeconds], split: Split = assign
-) -> Iterator[Gift]:
+) -> Iterator[Placement]:
     """Gifts of what is pending, to nodes that can work. What finds no node now stays pending."""
     idle = [node for node in nodes if round_.finished(node.name)]
     # One whose partials wait for room has nothing in work, and may wait for the very leaf that is to go alone.
@@ -49,7 +49,7 @@ def share(
         if taker := next((node for node in sorted(resting, key=lambda node: node not in idle) if node in others), None):
             resting.remove(taker)
             idle = [node for node in idle if node is not taker]
-            yield Gift(taker.name, alone, alone=True)
+            yield Placement(taker.name, alone, alone=True)
             nodes = [node for node in nodes if node is not taker]
     takers = [node for node in nodes if not any(attempt.alone for attempt in round_.of(node.name))]
     if not takers:
@@ -65,7 +65,7 @@ def share(
             first_idle = sorted(takers, key=lambda node: node not in idle)
             gifts = assign({node.name: _later(round_, node.name, seconds[node.name]) for node in first_idle}, run)
         for name, part in gifts.items():
-            yield from (Gift(name, piece) for piece in parted(part, request.apart))
+            yield from (Placement(name, piece) for piece in parted(part, request.apart))
 
 
 def _later(round_: Round, name: str, seconds: NodeSeconds) -> NodeSeconds:
@@ -76,13 +76,13 @@ def _later(round_: Round, name: str, seconds: NodeSeconds) -> NodeSeconds:
     return replace(seconds, start=sum(seconds.leaves[leaf] for leaves in left for leaf in leaves))
 
 
-def _as_asked(runs: Sequence[Span], only: Mapping[int, Sequence[str]], names: Sequence[str]) -> Iterator[Gift]:
+def _as_asked(runs: Sequence[Span], only: Mapping[int, Sequence[str]], names: Sequence[str]) -> Iterator[Placement]:
     """Leaves that were asked of certain nodes: each to the first of its own that can work, else to anyone."""
     for leaf in (leaf for run in runs for leaf in range(run.start, run.stop)):
-        yield Gift(next((name for name in only[leaf] if name in names), names[0]), Span(leaf, leaf + 1))
+        yield Placement(next((name for name in only[leaf] if name in names), names[0]), Span(leaf, leaf + 1))
 
 
-def copies(round_: Round, nodes: Sequence[Node], slow: Callable[[Attempt], bool]) -> Iterator[Gift]:
+def copies(round_: Round, nodes: Sequence[Node], slow: Callable[[Assignment], bool]) -> Iterator[Placement]:
     """Copies of what is late, for nodes that have nothing to do; nothing is copied twice."""
     if round_.pending:
         return
@@ -91,9 +91,9 @@ def copies(round_: Round, nodes: Sequence[Node], slow: Callable[[Attempt], bool]
     for attempt in list(round_.attempts.values()):
         if not idle:
             return
-        left = joined_runs(attempt.missing - copied)
+        left = joined_spans(attempt.missing - copied)
         if left and not attempt.copy and not attempt.alone and slow(attempt):
-            yield Gift(idle.pop(0).name, left[-1], copy=True)
+            yield Placement(idle.pop(0).name, left[-1], copy=True)
 
 
 def too_slow(name: str, seconds: Mapping[str, NodeSeconds], given: Mapping[str, Span]) -> str:

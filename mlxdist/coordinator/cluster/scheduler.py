@@ -5,12 +5,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from mlxdist.coordinator.cluster.node import Node
-from mlxdist.coordinator.cluster.placement import ALONE_AFTER, Gift, Split, copies, share, too_slow
+from mlxdist.coordinator.cluster.placement import ALONE_AFTER, Placement, Split, copies, share, too_slow
 from mlxdist.coordinator.cluster.settings import Rules
 from mlxdist.coordinator.schedule.assign import NodeSeconds, assign
 from mlxdist.coordinator.schedule.deadlines import Patience
 from mlxdist.coordinator.schedule.node_speeds import Pacing
-from mlxdist.coordinator.schedule.rounds import Attempt, Request, Round, begin_round, joined_runs, leaf_tokens
+from mlxdist.coordinator.schedule.rounds import Assignment, Request, Round, begin_round, joined_spans, leaf_tokens
 from mlxdist.protocol.errors import MlxdistError, NodeError, NonFiniteError
 from mlxdist.protocol.tree import Span
 
@@ -59,7 +59,7 @@ class Work:
         self.leaves_recomputed += self.round.recomputed + len(self.round.request.leaves)
         self.round = None
 
-    def share_out(self, nodes: Sequence[Node], there: int, now: float) -> Iterator[Attempt]:
+    def share_out(self, nodes: Sequence[Node], there: int, now: float) -> Iterator[Assignment]:
         """Give what is pending to the nodes that can work, unless those that are `there` are too few."""
         if self.round is None or not self.round.pending:
             return
@@ -76,11 +76,11 @@ class Work:
         if whole and not self.round.pending:
             yield from [self._give(gift, nodes, now) for gift in list(self._look_at_spares(nodes))]
 
-    def _look_at_spares(self, nodes: Sequence[Node]) -> Iterator[Gift]:
+    def _look_at_spares(self, nodes: Sequence[Node]) -> Iterator[Placement]:
         """Count and name the nodes that the step does without; now and then one gets a copy, to be measured anew."""
         assert self.round is not None
         names = sorted({attempt.node for attempt in self.round.attempts.values()})
-        given = {name: joined_runs(attempt.run for attempt in self.round.of(name))[0] for name in names}
+        given = {name: joined_spans(attempt.run for attempt in self.round.of(name))[0] for name in names}
         self.spare = {name: times for name, times in self.spare.items() if name not in given}
         for node in [node for node in nodes if node.name not in given]:
             self.spare[node.name] = self.spare.get(node.name, 0) + 1
@@ -95,20 +95,20 @@ class Work:
             if again:
                 node.speed.doubt()
                 missing = [piece for attempt in self.round.attempts.values() for piece in attempt.missing]
-                yield Gift(node.name, min(missing, key=lambda piece: (len(piece), -piece.start)), copy=True)
+                yield Placement(node.name, min(missing, key=lambda piece: (len(piece), -piece.start)), copy=True)
 
-    def copy_late(self, nodes: Sequence[Node], now: float) -> Iterator[Attempt]:
+    def copy_late(self, nodes: Sequence[Node], now: float) -> Iterator[Assignment]:
         """Copies of what takes much longer than its node usually needs."""
         if self.round is None:
             return
 
-        def slow(attempt: Attempt) -> bool:
+        def slow(attempt: Assignment) -> bool:
             allowed = self.rules.beat_seconds + self.rules.copy_factor * attempt.expected
             return attempt.expected > 0 and now - attempt.began > allowed
 
         yield from [self._give(gift, nodes, now) for gift in list(copies(self.round, nodes, slow))]
 
-    def _give(self, gift: Gift, nodes: Sequence[Node], now: float) -> Attempt:
+    def _give(self, gift: Placement, nodes: Sequence[Node], now: float) -> Assignment:
         assert self.round is not None
         self._attempts += 1
         node = next(node for node in nodes if node.name == gift.node)
@@ -164,7 +164,7 @@ class Work:
             self.round.acquittals[leaf] += 1
             self.round.deaths[leaf] -= 1
 
-    def nonfinite(self, attempt: Attempt, leaf: int) -> str:
+    def nonfinite(self, attempt: Assignment, leaf: int) -> str:
         """A leaf gave NaN or Inf: it is computed elsewhere; the same again is a failure. Returns what to say."""
         assert self.round is not None
         nodes = self.round.nonfinite.setdefault(leaf, [])

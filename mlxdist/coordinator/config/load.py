@@ -20,7 +20,7 @@ from mlxdist.coordinator.config.unknown_keys import nearest, unknown_key, unknow
 from mlxdist.protocol.errors import ConfigError
 
 RUN_FILE = "run.toml"
-EXCLUSIVE = (("train.steps", "train.passes", "train.max_hours"), ("data.valid_path", "data.valid_fraction"))
+EXCLUSIVE = (("train.steps", "train.epochs", "train.max_hours"), ("data.valid_path", "data.valid_fraction"))
 SHORT = ', or data = "folder"'
 NEEDED = {"model": 'a folder or hub id, model = "…"', "data.path": 'the rows to train on, data = "folder"'}
 
@@ -143,7 +143,7 @@ def resolve(fitted: Mapping[str, Any], settings: Settings) -> RunConfig:
     file = settings.file.path
     runs = absolute(f"runs/{file.name.removesuffix('.toml')}", file.parent.absolute())
     defaults = {"model": "", "data.path": "", "output": runs, **METHOD_DEFAULTS[fitted.get("method", "sft")]}
-    if "train.passes" in fitted or "train.max_hours" in fitted:
+    if "train.epochs" in fitted or "train.max_hours" in fitted:
         defaults["train.steps"] = None
     if fitted.get("memory.grad_checkpoint"):
         defaults["memory.segment_size"] = "off"

@@ -30,7 +30,7 @@ def _one_of(keys: tuple[str, ...], given: Given) -> Iterator[Broken]:
 
 def one_length(config: RunConfig, given: Given) -> Iterator[Broken]:
     """A run's length is said once."""
-    yield from _one_of(("train.steps", "train.passes", "train.max_hours"), given)
+    yield from _one_of(("train.steps", "train.epochs", "train.max_hours"), given)
 
 
 def one_validation(config: RunConfig, given: Given) -> Iterator[Broken]:

@@ -49,7 +49,7 @@ class BatchConfig:
     max_length: Annotated[int, Limits(low=2)] = 1024  # tokens; longer rows are cut
     max_cut: Share = 0.1  # the run does not start when a greater part of the rows would be cut
     order: Literal["sorted", "shuffled"] = "sorted"  # dpo, kto: shuffled. sorted = windows of like length, shuffled
-    remainder: Literal["drop", "keep"] = "drop"  # the rows of a pass that fill no window
+    remainder: Literal["drop", "keep"] = "drop"  # the rows of an epoch that fill no window
     seed: Annotated[int, Limits(low=0, high=2**32 - 1)] = 0  # of the order, the initial adapter and dropout
 
 
@@ -70,8 +70,8 @@ class LoraConfig:
 class TrainConfig:
     """[train]: length of the run, optimizer, reports, evaluation, checkpoints. Everything counts in steps."""
 
-    steps: Count | None = 100  # optimizer updates; None when passes or max_hours says it
-    passes: Positive | None = None  # times through the data, instead of steps
+    steps: Count | None = 100  # optimizer updates; None when epochs or max_hours says it
+    epochs: Positive | None = None  # times through the data, instead of steps
     max_hours: Positive | None = None  # hours of training, instead of steps
     learning_rate: Annotated[float, Limits(above=0, high=1)] = 2e-4  # peak; dpo, kto: 5e-5
     schedule: Literal["constant", "linear", "cosine"] = "constant"  # after the warmup; dpo, kto: cosine

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from mlxdist.coordinator.batch.batch_order import steps_per_pass, total_steps, windows_per_pass
+from mlxdist.coordinator.batch.batch_order import steps_per_epoch, total_steps, windows_per_epoch
 from mlxdist.coordinator.batch.row_store import Rows
 from mlxdist.coordinator.config.advice import kto_weights_advice
 from mlxdist.coordinator.config.schema import BatchConfig, PreferenceConfig, RunConfig
@@ -80,22 +80,22 @@ def order_notes(n_rows: int, config: RunConfig) -> list[str]:
         notes.append(f"{_rows(n_rows, unit)} do not fill a window of {batch.size}: each step takes them all.")
     elif tail and batch.remainder == "drop":
         verb = "fills" if tail == 1 else "fill"
-        fate = "are never trained" if batch.order == "sorted" else "sit out each pass, others every time"
+        fate = "are never trained" if batch.order == "sorted" else "sit out each epoch, others every time"
         fate = fate.replace("are", "is").replace("sit", "sits") if tail == 1 else fate
         notes.append(
             f"{tail} of {n_rows} {unit} {verb} no window of {batch.size} and {fate}; "
             f'batch.remainder = "keep" trains {"it" if tail == 1 else "them"}.'
         )
-    short = windows_per_pass(n_rows, batch, method) % batch.grad_accum_steps
+    short = windows_per_epoch(n_rows, batch, method) % batch.grad_accum_steps
     if short:
         windows = "1 window" if short == 1 else f"{short} windows"
-        notes.append(f"The last step of each pass has {windows} instead of {batch.grad_accum_steps}.")
-    per_pass = steps_per_pass(n_rows, batch, method)
+        notes.append(f"The last step of each epoch has {windows} instead of {batch.grad_accum_steps}.")
+    per_epoch = steps_per_epoch(n_rows, batch, method)
     steps = total_steps(config.train, n_rows, batch, method)
-    if steps is not None and steps < per_pass:
+    if steps is not None and steps < per_epoch:
         notes.append(
-            f"{steps} of the {per_pass} steps of a pass are taken: about {round(100 * steps / per_pass)} % of the "
-            f"{unit} are trained; train.passes = 1.0 would train all."
+            f"{steps} of the {per_epoch} steps of an epoch are taken: about {round(100 * steps / per_epoch)} % of the "
+            f"{unit} are trained; train.epochs = 1.0 would train all."
         )
     return notes
 
@@ -116,11 +116,11 @@ def percent(part: int, whole: int) -> str:
 
 
 def _refuse_lone_row(n_rows: int, batch: BatchConfig) -> None:
-    windows = windows_per_pass(n_rows, batch, "kto")
+    windows = windows_per_epoch(n_rows, batch, "kto")
     last = windows % batch.grad_accum_steps or batch.grad_accum_steps
     if n_rows == 1 or (batch.size == 1 and last == 1):
         raise DataError(
-            f"the last step of a pass would hold one of {_rows(n_rows)}, and kto takes its reference point from the "
+            f"the last step of an epoch would hold one of {_rows(n_rows)}, and kto takes its reference point from the "
             "other rows of the step: set batch.size to 2 or more" + (", and add rows" if n_rows == 1 else "")
         )
 

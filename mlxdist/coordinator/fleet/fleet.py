@@ -17,7 +17,7 @@ from mlxdist.coordinator.cluster.cluster import Cluster
 from mlxdist.coordinator.cluster.settings import NodeNews
 from mlxdist.coordinator.fleet.launch import Ended
 from mlxdist.coordinator.fleet.sleep_detector import Absence
-from mlxdist.coordinator.schedule.rounds import Request, Round, RowNumbers
+from mlxdist.coordinator.schedule.rounds import Request, Round, RowOutputs
 from mlxdist.protocol.errors import NodeError
 from mlxdist.protocol.messages import Loaded
 from mlxdist.protocol.numerics import Promise, promise
@@ -98,8 +98,8 @@ class Fleet:
             cluster.set_reference(vector)
         self._hub.wake()
 
-    def gradient(self, request: Request) -> tuple[Vector, Sequence[RowNumbers]]:
-        """The grad_sum over all leaves, and each leaf's row numbers. The vector is valid until the next call.
+    def gradient(self, request: Request) -> tuple[Vector, Sequence[RowOutputs]]:
+        """The grad_sum over all leaves, and each leaf's row outputs. The vector is valid until the next call.
 
         Raises TaintedError when an audit has found a node whose numbers were wrong: ask for the whole step anew.
         """
@@ -116,7 +116,7 @@ class Fleet:
         self._lent = total.result
         if answers:
             self._look_twice(request, {leaf: with_rows(current, leaf, one) for leaf, one in answers.items()})
-        return total.result, current.numbers_in_row_order()
+        return total.result, current.outputs_in_row_order()
 
     def _look_twice(self, request: Request, answers: dict[int, list[Answer]]) -> None:
         """Have the audited leaves computed on other nodes until it is known who is right."""
@@ -136,12 +136,12 @@ class Fleet:
         if tainted:
             raise TaintedError("a node that had part in the step was quarantined")
 
-    def score(self, request: Request) -> Sequence[RowNumbers]:
-        """Each leaf's row numbers."""
+    def score(self, request: Request) -> Sequence[RowOutputs]:
+        """Each leaf's row outputs."""
         self._take_back_sum()
         current = self._begin(request)
         self._wait(lambda: True if current.complete else None)
-        return current.numbers_in_row_order()
+        return current.outputs_in_row_order()
 
     def promise(self) -> Promise:
         """What may be said of the bits, from the canaries of the nodes that have answered."""

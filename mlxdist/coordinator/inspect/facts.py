@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mlxdist.coordinator.batch.batch_order import steps, steps_per_pass
+from mlxdist.coordinator.batch.batch_order import steps, steps_per_epoch
 from mlxdist.coordinator.batch.micro_batches import cut
 from mlxdist.coordinator.batch.row_store import RowStore, StoredRows
 from mlxdist.coordinator.config.advice import weight_ranges
@@ -23,7 +23,7 @@ from mlxdist.protocol.leaves import Leaf, Row
 
 PERCENTILES = (10, 50, 90, 99)
 BINS = 8
-LEAVES_LOOKED_AT = 20_000  # enough to know the padding of a pass to a tenth of a percent
+LEAVES_LOOKED_AT = 20_000  # enough to know the padding of an epoch to a tenth of a percent
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class BatchFacts:
     size: int
     micro_size: int
     grad_accum_steps: int
-    steps_per_pass: int
+    steps_per_epoch: int
     padding: float  # part of the leaves' places that hold no token
 
 
@@ -160,13 +160,13 @@ def histogram(lengths: Sequence[int]) -> list[Bin]:
 
 
 def batch_facts(data: StoredRows, config: RunConfig) -> BatchFacts:
-    """The facts of one pass."""
+    """The facts of one epoch."""
     batch, method = config.batch, config.method
-    per_pass = steps_per_pass(len(data), batch, method)
-    order = islice(steps(data.lengths.tolist(), batch, method), per_pass)
+    per_epoch = steps_per_epoch(len(data), batch, method)
+    order = islice(steps(data.lengths.tolist(), batch, method), per_epoch)
     leaves = (leaf for step in order for leaf in cut(step, data, batch.micro_size, batch.max_length, method))
     part = padding(islice(leaves, LEAVES_LOOKED_AT))
-    return BatchFacts(batch.size, batch.micro_size, batch.grad_accum_steps, per_pass, part)
+    return BatchFacts(batch.size, batch.micro_size, batch.grad_accum_steps, per_epoch, part)
 
 
 def padding(leaves: Iterable[Leaf]) -> float:

@@ -75,7 +75,7 @@ def _show_batch(facts: Inspection, console: Console) -> None:
     leaf = "1 row" if batch.micro_size == 1 else f"{batch.micro_size} rows"
     console.print(
         f"\n[bold]Batches[/bold] ({facts.method}): windows of {batch.size}, {batch.grad_accum_steps} per step, "
-        f"{batch.steps_per_pass} steps per pass; leaves of {leaf}, {100 * batch.padding:.1f} % of them padding",
+        f"{batch.steps_per_epoch} steps per epoch; leaves of {leaf}, {100 * batch.padding:.1f} % of them padding",
         highlight=False,
         soft_wrap=True,
     )

@@ -18,7 +18,7 @@ class NodeMemory:
     limits: Mapping[str, int] = field(default_factory=dict)  # bytes by node
 
     def refusal(self, name: str, host: Mapping[str, str]) -> str | None:
-        """Why the node with these facts (of its Enlist) cannot hold the run; None where it can, or nobody knows."""
+        """Why the node with these facts (of its Register) cannot hold the run; None where it can, or nobody knows."""
         total, system = host.get("memory_bytes", ""), host.get("system", "").partition(" ")[0]
         limit = self.limits.get(name) or (usable_bytes(int(total), system) if total.isdecimal() else 0)
         fault = self.need.refusal(limit) if self.need is not None and limit else None

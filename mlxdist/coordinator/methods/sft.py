@@ -18,7 +18,7 @@ from mlxdist.coordinator.config.schema import RunConfig
 from mlxdist.coordinator.fleet.fleet import Fleet
 from mlxdist.coordinator.methods.reference_logps import References, unknown
 from mlxdist.coordinator.methods.step_metrics import Metrics, sft_metrics
-from mlxdist.coordinator.schedule.rounds import Request, RowNumbers
+from mlxdist.coordinator.schedule.rounds import Request, RowOutputs
 from mlxdist.protocol.errors import MlxdistError
 from mlxdist.protocol.leaves import Leaf
 from mlxdist.protocol.vectors import Vector
@@ -106,8 +106,8 @@ def count_of(leaf: Leaf) -> int:
     return len(leaf.rows) // len(leaf.widths)
 
 
-def joined(numbers: Sequence[RowNumbers]) -> Numbers:
-    """The row numbers of all leaves [R, columns], in row order."""
+def joined(numbers: Sequence[RowOutputs]) -> Numbers:
+    """The row outputs of all leaves [R, columns], in row order."""
     return np.concatenate(numbers)
 
 

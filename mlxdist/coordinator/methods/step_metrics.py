@@ -1,4 +1,4 @@
-"""A step's metrics under TRL's names, from per-row numbers: pure functions over the whole global batch.
+"""A step's metrics under TRL's names, from row outputs: pure functions over the whole global batch.
 
 Shapes: R rows or pairs of the step, in row order, float32 as they came over the wire. Every mean is `math.fsum` over
 float64 in row order, so that it is the same for every cut of the batch, and the mean of 24 float32 ln 2 is ln 2.

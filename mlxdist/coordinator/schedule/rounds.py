@@ -18,14 +18,14 @@ from mlxdist.protocol.states import STEP_TRANSITIONS, StepEvent, StepState, adva
 from mlxdist.protocol.tree import Span, subtrees
 from mlxdist.protocol.vectors import Vector
 
-RowNumbers = npt.NDArray[np.float32]  # [rows or pairs of a leaf, columns]
+RowOutputs = npt.NDArray[np.float32]  # [rows or pairs of a leaf, columns]
 
 
 @dataclass(frozen=True)
 class Request:
     """What the loop asks: `verb` gradient | score, on these leaves, with this adapter version and loss.
 
-    `numbers` holds per-leaf inputs of the loss by leaf index (reference log-probs, labels); may be empty. The partials
+    `row_inputs` holds per-leaf inputs of the loss by leaf index (reference log-probs, labels); may be empty. The partials
     of the leaves in `apart` come alone. `only`: not all leaves are asked for, and of which nodes by preference.
     """
 
@@ -36,7 +36,7 @@ class Request:
     loss: str = "sft"
     parameters: str = "current"
     scalars: Mapping[str, float] = field(default_factory=dict)
-    numbers: Mapping[int, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)
+    row_inputs: Mapping[int, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)
     apart: frozenset[int] = frozenset()
     only: Mapping[int, tuple[str, ...]] | None = None
 
@@ -50,7 +50,7 @@ class Request:
         """The leaves that are asked for, in runs."""
         if self.only is None:
             return [Span(0, len(self.leaves))]
-        return joined_runs(Span(leaf, leaf + 1) for leaf in self.only)
+        return joined_spans(Span(leaf, leaf + 1) for leaf in self.only)
 
     def pieces(self, run: Span) -> list[Span]:
         """What comes back of a run, one by one: whole subtrees for gradients, leaves for scores."""
@@ -65,7 +65,7 @@ def leaf_tokens(leaf: Leaf) -> list[int]:
 
 
 @dataclass
-class Attempt:
+class Assignment:
     """One assignment: a run of leaves in the hands of one node. `alone`: nothing else is given to the node with it."""
 
     number: int
@@ -96,11 +96,11 @@ class Round:
     request: Request
     begun: StepState = StepState.COMPUTING
     pending: list[Span] = field(default_factory=list)  # runs that nobody works on, in order
-    attempts: dict[int, Attempt] = field(default_factory=dict)
-    answers: dict[int, RowNumbers] = field(default_factory=dict)
+    attempts: dict[int, Assignment] = field(default_factory=dict)
+    answers: dict[int, RowOutputs] = field(default_factory=dict)
     partials: list[tuple[Span, Vector]] = field(default_factory=list)  # come, not yet fetched by the loop
     senders: dict[Span, str] = field(default_factory=dict)  # whose partial counts
-    computed_by: dict[int, str] = field(default_factory=dict)  # whose row numbers count
+    computed_by: dict[int, str] = field(default_factory=dict)  # whose row outputs count
     deaths: Counter[int] = field(default_factory=Counter)  # of workers, by the leaf that was in work
     charged: dict[str, int] = field(default_factory=dict)  # the leaf at which a node was lost last
     acquittals: Counter[int] = field(default_factory=Counter)  # deaths that were none, by leaf
@@ -116,19 +116,19 @@ class Round:
 
     # ---- giving
 
-    def give(self, number: int, node: str, run: Span, *, alone: bool = False, copy: bool = False) -> Attempt:
+    def give(self, number: int, node: str, run: Span, *, alone: bool = False, copy: bool = False) -> Assignment:
         """Put a run into a node's hands: a pending one, or a copy of one that another node works on."""
         if not copy:
             self.pending = [rest for span in self.pending for rest in without(span, run)]
-        attempt = Attempt(number, node, run, alone, copy, missing=set(self.request.pieces(run)))
+        attempt = Assignment(number, node, run, alone, copy, missing=set(self.request.pieces(run)))
         self.attempts[number] = attempt
         return attempt
 
-    def of(self, node: str) -> list[Attempt]:
+    def of(self, node: str) -> list[Assignment]:
         """What a node has in its hands, in the order in which it was given."""
         return [attempt for attempt in self.attempts.values() if attempt.node == node]
 
-    def check(self, name: str, step: int, attempt: int, adapter_version: int, span: Span) -> Attempt:
+    def check(self, name: str, step: int, attempt: int, adapter_version: int, span: Span) -> Assignment:
         """The attempt of an answer. Raises StaleError when it belongs to another step, attempt, version or node."""
         asked = (self.request.step, self.request.adapter_version)
         if (step, adapter_version) != asked:
@@ -143,19 +143,19 @@ class Round:
 
     # ---- what comes back
 
-    def answer(self, attempt: Attempt, leaf: int, numbers: RowNumbers) -> list[Attempt]:
-        """Keep a leaf's row numbers; the first ones count. Returns the attempts that nobody needs any more."""
+    def answer(self, attempt: Assignment, leaf: int, row_outputs: RowOutputs) -> list[Assignment]:
+        """Keep a leaf's row outputs; the first ones count. Returns the attempts that nobody needs any more."""
         attempt.answered.add(leaf)
         self.recomputed += leaf in self.answers
         if leaf not in self.answers:
-            self.answers[leaf], self.computed_by[leaf] = numbers, attempt.node
+            self.answers[leaf], self.computed_by[leaf] = row_outputs, attempt.node
         return self._came(Span(leaf, leaf + 1)) if self.request.verb == "score" else []
 
     def misses(self, attempt: int, span: Span) -> bool:
         """Whether this attempt is still to bring this subtree."""
         return attempt in self.attempts and span in self.attempts[attempt].missing
 
-    def partial(self, attempt: int, span: Span, vector: Vector) -> list[Attempt]:
+    def partial(self, attempt: int, span: Span, vector: Vector) -> list[Assignment]:
         """Keep a whole partial. Raises StaleError for a subtree that this attempt is not to bring any more."""
         if not self.misses(attempt, span):
             raise StaleError(f"the partial over {span} is not missing in attempt {attempt}")
@@ -163,7 +163,7 @@ class Round:
         self.senders[span] = self.attempts[attempt].node
         return self._came(span)
 
-    def _came(self, piece: Span) -> list[Attempt]:
+    def _came(self, piece: Span) -> list[Assignment]:
         done = []
         for attempt in list(self.attempts.values()):
             attempt.missing.discard(piece)
@@ -176,18 +176,18 @@ class Round:
 
     # ---- what is lost
 
-    def drop(self, attempt: Attempt) -> list[Span]:
+    def drop(self, attempt: Assignment) -> list[Span]:
         """Take an attempt away: what nobody else works on is pending again. Returns those runs."""
         self.attempts.pop(attempt.number, None)
         others = {piece for other in self.attempts.values() for piece in other.missing}
-        left = joined_runs(attempt.missing - others)
-        self.pending = joined_runs([*self.pending, *left])
+        left = joined_spans(attempt.missing - others)
+        self.pending = joined_spans([*self.pending, *left])
         return left
 
-    def lost(self, name: str) -> tuple[list[Span], Attempt | None]:
+    def lost(self, name: str) -> tuple[list[Span], Assignment | None]:
         """A node's worker is gone: the runs that are pending again, and the attempt whose leaf was in work."""
         attempts = self.of(name)
-        runs = joined_runs(run for attempt in attempts for run in self.drop(attempt))
+        runs = joined_spans(run for attempt in attempts for run in self.drop(attempt))
         blamed = next((attempt for attempt in attempts if attempt.in_work is not None), None)
         self.recomputed += blamed is not None
         return runs, blamed
@@ -220,7 +220,7 @@ class Round:
         indices = [attempt.in_work for attempt in self.of(name)]
         return next((self.request.leaves[index] for index in indices if index is not None), None)
 
-    def numbers_in_row_order(self) -> Sequence[RowNumbers]:
+    def outputs_in_row_order(self) -> Sequence[RowOutputs]:
         """The answers of all leaves, by leaf."""
         return [self.answers[index] for index in range(len(self.request.leaves))]
 
@@ -264,7 +264,7 @@ def parted(run: Span, apart: Iterable[int]) -> list[Span]:
     return [Span(start, stop) for start, stop in pairwise(inside)]
 
 
-def joined_runs(spans: Iterable[Span]) -> list[Span]:
+def joined_spans(spans: Iterable[Span]) -> list[Span]:
     """The same leaves in as few runs as they make, in order."""
     runs: list[Span] = []
     for span in sorted(spans):

@@ -16,7 +16,7 @@ from mlxdist.protocol.errors import UserError
 # are compared by what was read from them, so that they may have moved.
 FREE = ("model", "output", "data.", "timing.")
 FREE_OF_TRAIN = (
-    *("steps", "passes", "max_hours", "report_every", "eval_every", "eval_rows", "save_every", "keep_checkpoints"),
+    *("steps", "epochs", "max_hours", "report_every", "eval_every", "eval_rows", "save_every", "keep_checkpoints"),
     *("best_by", "early_stop_evals", "report_memory", "audit"),
 )
 

@@ -58,7 +58,7 @@ class Stream:
 class Outgoing:
     """The messages and vectors of one life, in the order in which they may go."""
 
-    life: m.Life
+    session: m.SessionId
     clock: Callable[[], float] = time.monotonic
     closed: bool = False
     grew: dict[int, float] = field(default_factory=dict)  # seconds from the offer to the whole, by stream
@@ -92,11 +92,11 @@ class Outgoing:
                 yield from self._said()
                 if self.vectors.get(stream) is not vector:
                     break
-                yield m.VectorBlock(self.life, stream, index), block
+                yield m.VectorBlock(self.session, stream, index), block
             if vector.all_sent and self.vectors.get(stream) is vector:
                 yield from self._said()  # the answer to its last leaf stands before the END
                 if self.vectors.pop(stream, None) is not None:
-                    yield m.VectorEnd(self.life, stream, vector.end(), self.grew.pop(stream, 0.0)), b""
+                    yield m.VectorEnd(self.session, stream, vector.end(), self.grew.pop(stream, 0.0)), b""
 
     def _said(self) -> Iterator[tuple[m.Message, Buffer]]:
         while self._outbox:

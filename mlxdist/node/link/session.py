@@ -2,7 +2,7 @@
 
 Welcome -> LoadModel          Canary -> ComputeCanary
 VectorOffer, VectorBlock, VectorEnd -> a new adapter version, or the reference's adapter
-Task, LeafRows -> ComputeLeaves, as soon as all rows and the adapter version are here
+Assignment, LeafRows -> ComputeLeaves, as soon as all rows and the adapter version are here
 Credit -> blocks of a partial; Received -> it may be forgotten, or is offered again
 Cancel -> an assignment is dropped
 
@@ -38,11 +38,11 @@ class ComputeCanary:
 
 @dataclass(frozen=True)
 class ComputeLeaves:
-    """Work on one assignment; `numbers[leaf]` are the per-row inputs of the loss."""
+    """Work on one assignment; `row_inputs[leaf]` are the per-row inputs of the loss."""
 
-    task: m.Task
+    task: m.Assignment
     leaves: tuple[Leaf, ...]
-    numbers: tuple[dict[str, tuple[float, ...]], ...]
+    row_inputs: tuple[dict[str, tuple[float, ...]], ...]
     adapter: Vector
     reference: Vector | None  # the reference's adapter; None: the base
 
@@ -60,9 +60,9 @@ Work = LoadModel | ComputeCanary | ComputeLeaves | Finish
 
 @dataclass
 class _Assignment:
-    task: m.Task
+    task: m.Assignment
     leaves: dict[int, Leaf] = field(default_factory=dict)
-    numbers: dict[int, dict[str, tuple[float, ...]]] = field(default_factory=dict)
+    row_inputs: dict[int, dict[str, tuple[float, ...]]] = field(default_factory=dict)
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Session:
     """One worker's dealings with one coordinator."""
 
     name: str
-    life: m.Life
+    id: m.SessionId
     elements: int = 0  # of the adapter; known when the model is loaded
     spec: m.RunSpec | None = None
     work: deque[Work] = field(default_factory=deque)
@@ -85,7 +85,7 @@ class Session:
     outgoing: Outgoing = field(init=False)
 
     def __post_init__(self) -> None:
-        self.outgoing = Outgoing(self.life)
+        self.outgoing = Outgoing(self.id)
 
     def say(self, message: m.Message, payload: Buffer = b"") -> None:
         """Queue a message for the coordinator; one that does not know this life any more is not told anything."""
@@ -115,20 +115,20 @@ class Session:
         if self.computing in self._cancelled:
             assert self.computing is not None
             self._cancelled.discard(self.computing)
-            self.say(m.Cancel(self.life, self.computing))
+            self.say(m.Cancel(self.id, self.computing))
         self.computing = None
 
     def take_outgoing(self) -> Iterator[tuple[m.Message, Buffer]]:
         """The messages to send now, each once: what was said, then the blocks that have credit."""
         return self.outgoing.take()
 
-    def offer_partial(self, task: m.Task, span: Span, vector: Vector, *, growing: bool = False) -> Growing:
+    def offer_partial(self, task: m.Assignment, span: Span, vector: Vector, *, growing: bool = False) -> Growing:
         """Announce the sum over one subtree; its blocks go when the coordinator has room.
 
         `growing`: no element is final yet; what is returned says later how far they are, and whether it counts.
         """
         offer = m.VectorOffer(
-            life=self.life,
+            session=self.id,
             stream=0,
             kind="partial",
             adapter_version=task.adapter_version,
@@ -148,10 +148,10 @@ class Session:
 
     def handle(self, message: m.Message, payload: memoryview) -> None:
         """Take one message. Another life's changes nothing; raises WireError for one that makes no sense here."""
-        if isinstance(message, m.Refuse):
+        if isinstance(message, m.Reject):
             self.work.append(Finish(message.reason, refused=True))
             return
-        if getattr(message, "life", None) != self.life or self.over:
+        if getattr(message, "session", None) != self.id or self.over:
             return
         match message:
             case m.Welcome(spec=spec):
@@ -164,7 +164,7 @@ class Session:
             case m.VectorBlock(stream=stream, index=index):
                 _, vector = self._stream(stream)
                 vector.block(index, payload)
-                self.say(m.Credit(self.life, stream, vector.upto))
+                self.say(m.Credit(self.id, stream, vector.upto))
             case m.VectorEnd(stream=stream, digest=digest):
                 offer, vector = self._stream(stream)
                 del self._incoming[stream]
@@ -172,15 +172,15 @@ class Session:
                     vector.end(digest)
                 except WireError:
                     self._reference_damaged |= offer.kind == "reference"
-                    self.say(m.Received(self.life, stream, whole=False))  # it is offered again
+                    self.say(m.Received(self.id, stream, whole=False))  # it is offered again
                     return
-                self.say(m.Received(self.life, stream, whole=True))
+                self.say(m.Received(self.id, stream, whole=True))
                 if offer.kind == "reference":
                     self._reference, self._reference_damaged = vector.buffer, False
                 elif offer.adapter_version >= max(self._adapters, default=-1):  # a late older one changes nothing
                     self._adapters = {offer.adapter_version: vector.buffer}
                 self._start_ready()
-            case m.Task():
+            case m.Assignment():
                 self._take_task(message)
             case m.LeafRows():
                 self._take_rows(message, payload)
@@ -195,7 +195,7 @@ class Session:
                 self.end()
             case m.Stale(stream=stream):
                 self.outgoing.drop(stream)
-            case m.Bye(reason=reason):
+            case m.Shutdown(reason=reason):
                 self.work.append(Finish(reason, refused=False))
             case _:
                 raise WireError(f"a worker is not sent {type(message).__name__}")
@@ -210,7 +210,7 @@ class Session:
         if attempt == self.computing:
             self._cancelled.add(attempt)
         else:
-            self.say(m.Cancel(self.life, attempt))
+            self.say(m.Cancel(self.id, attempt))
         self._start_ready()
 
     def _accept_adapter(self, offer: m.VectorOffer) -> None:
@@ -223,7 +223,7 @@ class Session:
             )
         vector = IncomingVector(offer.stream, np.empty(self.elements, np.float32))
         self._incoming[offer.stream] = (offer, vector)
-        self.say(m.Credit(self.life, offer.stream, vector.upto))
+        self.say(m.Credit(self.id, offer.stream, vector.upto))
 
     def _stream(self, stream: int) -> tuple[m.VectorOffer, IncomingVector]:
         try:
@@ -231,7 +231,7 @@ class Session:
         except KeyError:
             raise WireError(f"a block of vector {stream}, which was not offered") from None
 
-    def _take_task(self, task: m.Task) -> None:
+    def _take_task(self, task: m.Assignment) -> None:
         if task.verb not in ("gradient", "score") or not 0 <= task.start < task.stop <= task.total:
             raise WireError(f"a task to {task.verb} leaves {Span(task.start, task.stop)} of {task.total}")
         self._assignments.append(_Assignment(task))
@@ -241,7 +241,7 @@ class Session:
             task = assignment.task
             if (task.step, task.attempt) == (message.step, message.attempt) and task.start <= message.leaf < task.stop:
                 assignment.leaves[message.leaf] = unpack_leaf(message, payload)
-                assignment.numbers[message.leaf] = message.numbers
+                assignment.row_inputs[message.leaf] = message.row_inputs
                 return
         raise WireError(f"rows of leaf {message.leaf}, which no task names")
 
@@ -258,5 +258,5 @@ class Session:
                 return  # offered before the task, so the task is to be done with it
             ready = self._assignments.popleft()
             leaves = tuple(ready.leaves[index] for index in indices)
-            numbers = tuple(ready.numbers[index] for index in indices)
-            self.work.append(ComputeLeaves(task, leaves, numbers, adapter, self._reference))
+            row_outputs = tuple(ready.row_inputs[index] for index in indices)
+            self.work.append(ComputeLeaves(task, leaves, row_outputs, adapter, self._reference))

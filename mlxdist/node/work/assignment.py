@@ -14,7 +14,7 @@ import numpy as np
 
 from mlxdist.node.link.outgoing import Growing
 from mlxdist.node.link.session import ComputeLeaves
-from mlxdist.node.work.compute import Computer, Inputs, RowNumbers, add
+from mlxdist.node.work.compute import Computer, Inputs, RowOutputs, add
 from mlxdist.node.work.memory_pressure import SwapWatch, named_out_of_memory
 from mlxdist.node.work.streaming_sum import Rising
 from mlxdist.protocol import messages as m
@@ -31,7 +31,7 @@ Say = Callable[[m.Message, Buffer], None]
 class Offer(Protocol):
     """Hands a partial over: whole, or `growing`, and then through what is returned."""
 
-    def __call__(self, task: m.Task, span: Span, vector: Vector, *, growing: bool = False) -> Growing:
+    def __call__(self, task: m.Assignment, span: Span, vector: Vector, *, growing: bool = False) -> Growing:
         """Announce the sum over one subtree."""
 
 
@@ -76,13 +76,13 @@ class Assignment:
         """One leaf's work, unless nobody needs it; NaN or Inf is reported."""
         self._check()
         task = self.work.task
-        leaf, inputs = self.work.leaves[index - task.start], self.work.numbers[index - task.start]
+        leaf, inputs = self.work.leaves[index - task.start], self.work.row_inputs[index - task.start]
         try:
             with named_out_of_memory(leaf, self._segment_size):
                 return compute(leaf, inputs)
         except NonFiniteError as error:
             rows = tuple(row.row_id for row in leaf.rows)
-            self.say(m.Fault(task.life, "nonfinite", str(error), task.step, task.attempt, leaf.index, rows), b"")
+            self.say(m.Fault(task.session, "nonfinite", str(error), task.step, task.attempt, leaf.index, rows), b"")
             raise NotNeededError from error
 
     def _score(self, leaf: Leaf, _: Inputs) -> None:
@@ -90,10 +90,10 @@ class Assignment:
 
     def _gradient(self, leaf: Leaf, inputs: Inputs) -> Vector:
         task = self.work.task
-        flat, numbers = self.computer.gradient(
+        flat, row_outputs = self.computer.gradient(
             leaf, step=task.step, loss=task.loss, scalars=task.scalars, inputs=inputs
         )
-        self._answer(leaf, numbers)
+        self._answer(leaf, row_outputs)
         return flat
 
     def _gradient_of(self, index: int) -> Vector:
@@ -115,7 +115,7 @@ class Assignment:
 
         def by_parts(leaf: Leaf, inputs: Inputs) -> None:
             try:
-                numbers = computer.gradient_by_parts(
+                row_outputs = computer.gradient_by_parts(
                     leaf, begin, final, step=task.step, loss=task.loss, scalars=task.scalars, inputs=inputs
                 )
             except BaseException:
@@ -123,24 +123,24 @@ class Assignment:
                     stream.withdraw()
                 raise
             assert rising.ready == len(rising.vector)
-            self._answer(leaf, numbers)  # before the partial counts
+            self._answer(leaf, row_outputs)  # before the partial counts
             streams[0].finish()
 
         self._computed(span.stop - 1, by_parts)
 
-    def _answer(self, leaf: Leaf, numbers: RowNumbers) -> None:
+    def _answer(self, leaf: Leaf, row_outputs: RowOutputs) -> None:
         task, now = self.work.task, time.monotonic()
         seconds, self._began = now - self._began, now
         message = m.LeafAnswer(
-            life=task.life,
+            session=task.session,
             step=task.step,
             attempt=task.attempt,
             adapter_version=task.adapter_version,
             leaf=leaf.index,
-            columns=numbers.shape[1],
+            columns=row_outputs.shape[1],
             seconds=seconds,
             peak_bytes=mx.get_peak_memory(),
         )
         if task.verb == "gradient" and (slow := self.swap.leaf(leaf, seconds, self._segment_size)):
-            self.say(m.Progress(task.life, slow), b"")
-        self.say(message, np.ascontiguousarray(numbers).tobytes())
+            self.say(m.Progress(task.session, slow), b"")
+        self.say(message, np.ascontiguousarray(row_outputs).tobytes())

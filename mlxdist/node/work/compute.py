@@ -24,7 +24,7 @@ from mlxdist.protocol.leaves import Leaf
 from mlxdist.protocol.messages import RunSpec
 from mlxdist.protocol.vectors import Vector
 
-RowNumbers = npt.NDArray[np.float32]  # [rows or pairs, columns]
+RowOutputs = npt.NDArray[np.float32]  # [rows or pairs, columns]
 Inputs = Mapping[str, Sequence[float]]  # per-row inputs of the loss: "labels", "reference" and "reference_rejected"
 
 UNKNOWN = math.nan  # a reference log-prob that the worker is to compute
@@ -44,7 +44,7 @@ class Computer:
         parts = manifests.split(self.loaded.manifest, adapter)
         self.loaded.use({name: mx.array(part) for name, part in parts.items()})
 
-    def score(self, leaf: Leaf, parameters: str = "current") -> RowNumbers:
+    def score(self, leaf: Leaf, parameters: str = "current") -> RowOutputs:
         """The sums of the rows' log-probs over their targets, dropout off, float32 [rows or pairs, columns].
 
         `parameters`: current, reference, or current+reference. One column each; for pairs two, chosen and rejected.
@@ -57,8 +57,8 @@ class Computer:
 
     def gradient(
         self, leaf: Leaf, *, step: int, loss: str = "sft", scalars: Mapping[str, float] | None = None, inputs: Inputs
-    ) -> tuple[Vector, RowNumbers]:
-        """The leaf's grad_sum as one flat float32 vector in manifest order, and its row numbers (`Objective.columns`).
+    ) -> tuple[Vector, RowOutputs]:
+        """The leaf's grad_sum as one flat float32 vector in manifest order, and its row outputs (`Objective.columns`).
 
         Raises NonFiniteError, naming the leaf and its rows, when either holds NaN or Inf.
         """
@@ -82,15 +82,15 @@ class Computer:
         loss: str = "sft",
         scalars: Mapping[str, float] | None = None,
         inputs: Inputs,
-    ) -> RowNumbers:
-        """The same in segments, for who does not want to wait for the end; returns the row numbers.
+    ) -> RowOutputs:
+        """The same in segments, for who does not want to wait for the end; returns the row outputs.
 
-        `on_begin` is called before the backward, when the row numbers are known to be finite; `on_final` with tensors
+        `on_begin` is called before the backward, when the row outputs are known to be finite; `on_final` with tensors
         of the grad_sum by name, flat, float32, finite and final, top layer first. Raises NonFiniteError, also after
         some of them were given.
         """
         batches, asked = self._asked(leaf, loss, scalars or {}, inputs)
-        numbers: list[RowNumbers] = []
+        numbers: list[RowOutputs] = []
 
         def begin(sums: list[mx.array]) -> None:
             numbers.append(np.array(mx.stack(asked.columns(sums), axis=1), dtype=np.float32))
@@ -136,7 +136,7 @@ class Computer:
         )
 
     def canary(self) -> Iterator[str]:
-        """SHA-256 of the canary leaf's gradient and row numbers, each time it is computed."""
+        """SHA-256 of the canary leaf's gradient and row outputs, each time it is computed."""
         leaf = numerics.canary_leaf(self.loaded.vocab_size, self.spec.max_length)
         self.use(numerics.canary_adapter(self.loaded.manifest))
         batches = micro_batches(leaf)

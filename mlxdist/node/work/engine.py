@@ -35,23 +35,23 @@ class Engine:
 
     def perform(self, work: Work, session: Session, say: Say, offer: Offer) -> None:
         """Do one piece of work, handing each result over when it is evaluated. A failure becomes a Fault message."""
-        life = session.life
+        session_id = session.id
         try:
             match work:
                 case LoadModel(spec=spec):
-                    loaded = self._load(spec, lambda sentence: say(m.Progress(life, sentence), b""))
+                    loaded = self._load(spec, lambda sentence: say(m.Progress(session_id, sentence), b""))
                     session.elements = manifests.size(loaded.manifest)
-                    say(_introduction(life, loaded), b"")
+                    say(_introduction(session_id, loaded), b"")
                 case ComputeCanary():
-                    say(m.CanaryAnswer(life, tuple(self._ready().canary())), b"")
+                    say(m.CanaryAnswer(session_id, tuple(self._ready().canary())), b"")
                 case ComputeLeaves():
                     self._compute(work, session, say, offer)
         except NotNeededError:
             return
         except UserError as error:
-            say(m.Fault(life, "config", str(error)), b"")
+            say(m.Fault(session_id, "config", str(error)), b"")
         except MlxdistError as error:
-            say(m.Fault(life, "error", str(error)), b"")
+            say(m.Fault(session_id, "error", str(error)), b"")
 
     def _ready(self) -> Computer:
         assert self._computer is not None, "the coordinator sends work only after Loaded"
@@ -82,9 +82,9 @@ class Engine:
         Assignment(computer, work, lambda: session.needed(work.task.attempt), say, offer, self._swap).run()
 
 
-def _introduction(life: m.Life, loaded: LoadedModel) -> m.Loaded:
+def _introduction(session: m.SessionId, loaded: LoadedModel) -> m.Loaded:
     return m.Loaded(
-        life=life,
+        session=session,
         model_hash=loaded.model_hash,
         manifest=loaded.manifest,
         module_bits=loaded.module_bits,

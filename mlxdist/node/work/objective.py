@@ -1,4 +1,4 @@
-"""What each method asks of a leaf: its micro-batches, the scalar sum of its losses, and the row numbers it sends back.
+"""What each method asks of a leaf: its micro-batches, the scalar sum of its losses, and the row outputs it sends back.
 
 Shapes: B rows of a micro-batch; DPO has two of them, chosen and rejected, which are never padded together.
 """
@@ -30,7 +30,7 @@ class Objective:
         return self.losses(sums).sum()
 
     def columns(self, sums: RowSums) -> list[mx.array]:
-        """The row numbers, each [B]: loss, then policy and reference log-probs of each micro-batch."""
+        """The row outputs, each [B]: loss, then policy and reference log-probs of each micro-batch."""
         return [self.losses(sums), *self.policy(sums), *self.reference]
 
 

@@ -15,7 +15,7 @@ from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import MlxdistError
 from mlxdist.protocol.leaves import Leaf, Row
 from mlxdist.protocol.manifest import Manifest
-from mlxdist.protocol.messages import Life, Message
+from mlxdist.protocol.messages import SessionId, Message
 from mlxdist.protocol.transport import CONTROL, DATA, Parcel
 from mlxdist.protocol.tree import Span
 from mlxdist.protocol.vectors import Vector, digest
@@ -51,9 +51,9 @@ def new_cluster(**changes: Any) -> Cluster:
     )
 
 
-def introduction(life: Life, manifest: Manifest = MANIFEST, model_hash: str = MODEL_HASH) -> m.Loaded:
+def introduction(session: SessionId, manifest: Manifest = MANIFEST, model_hash: str = MODEL_HASH) -> m.Loaded:
     """What a worker says of its model."""
-    return m.Loaded(life, model_hash, manifest, {}, 1, 96, "")
+    return m.Loaded(session, model_hash, manifest, {}, 1, 96, "")
 
 
 @dataclass
@@ -121,8 +121,8 @@ class ScriptedNode:
         return f"{self.name}#{self.pid}".encode()
 
     @property
-    def life(self) -> Life:
-        return self.bench.cluster.nodes[self.name].life
+    def session(self) -> SessionId:
+        return self.bench.cluster.nodes[self.name].session
 
     @property
     def state(self) -> str:
@@ -142,19 +142,19 @@ class ScriptedNode:
         return [message for message, _ in mail if isinstance(message, kind)]
 
     def enlist(self, **host: str) -> None:
-        self.tell(m.Enlist(m.PROTOCOL_VERSION, self.name, self.pid, 0, host))
+        self.tell(m.Register(m.PROTOCOL_VERSION, self.name, self.pid, 0, host))
 
     def hello(self, **versions: str) -> None:
-        self.say(m.Hello(self.life, m.PROTOCOL_VERSION, self.name, {**VERSIONS, **versions}))
+        self.say(m.Hello(self.session, m.PROTOCOL_VERSION, self.name, {**VERSIONS, **versions}))
 
     def get_ready(self, manifest: Manifest = MANIFEST, canary: Sequence[str] = CANARY) -> None:
         self.enlist()
         self.hello()
-        self.say(introduction(self.life, manifest))
-        self.say(m.CanaryAnswer(self.life, tuple(canary)))
+        self.say(introduction(self.session, manifest))
+        self.say(m.CanaryAnswer(self.session, tuple(canary)))
 
     def beat(self, worker_pid: int = 2) -> None:
-        self.tell(m.Beat(self.life, 1, worker_pid, 3))
+        self.tell(m.Heartbeat(self.session, 1, worker_pid, 3))
 
     @property
     def work(self) -> list[Span]:
@@ -174,7 +174,7 @@ class ScriptedNode:
         assert current is not None
         request = current.request
         values = {
-            "life": self.life,
+            "session": self.session,
             "step": request.step,
             "attempt": self.attempt,
             "adapter_version": request.adapter_version,
@@ -191,7 +191,7 @@ class ScriptedNode:
         assert current is not None
         request, elements = current.request, manifests.size(manifest)
         values = {
-            "life": self.life,
+            "session": self.session,
             "stream": stream,
             "kind": "partial",
             "adapter_version": request.adapter_version,
@@ -207,8 +207,8 @@ class ScriptedNode:
 
     def send(self, stream: int, vector: Vector) -> None:
         """A vector of one block, and its end."""
-        self.say(m.VectorBlock(self.life, stream, 0), vector.tobytes())
-        self.say(m.VectorEnd(self.life, stream, digest(vector)))
+        self.say(m.VectorBlock(self.session, stream, 0), vector.tobytes())
+        self.say(m.VectorEnd(self.session, stream, digest(vector)))
 
 
 def leaf_of(index: int, tokens: int = 8) -> Leaf:
@@ -231,7 +231,7 @@ def state_of(cluster: Cluster) -> Any:
     """The same, of a cluster."""
     current = cluster.round
     nodes = {
-        name: (node.life, node.state, node.data, node.canary, node.tokens_per_second, node.spent, set(node.cancelled))
+        name: (node.session, node.state, node.data, node.canary, node.tokens_per_second, node.spent, set(node.cancelled))
         for name, node in cluster.nodes.items()
     }
     work = current and (
@@ -265,7 +265,7 @@ def turned_away(node: ScriptedNode, kind: type[MlxdistError], *words: str) -> No
     """The node was told why, on both connections that it has, and takes no part; the run goes on."""
     assert node.state == "left"
     told = node.bench.told()
-    refusals = [*node.heard(m.Refuse), *node.heard(m.Refuse, CONTROL)]
+    refusals = [*node.heard(m.Reject), *node.heard(m.Reject, CONTROL)]
     assert len(refusals) == 2
     error = node.bench.cluster.members.given_up[node.name]
     assert type(error) is kind
@@ -276,13 +276,13 @@ def turned_away(node: ScriptedNode, kind: type[MlxdistError], *words: str) -> No
 
 def started_anew(node: ScriptedNode, *words: str) -> None:
     """The node's worker is to end, its work is with the others or pending, and the run goes on."""
-    life, current = node.life, node.bench.cluster.round
+    session, current = node.session, node.bench.cluster.round
     assert node.state == "connecting"
     (restart,) = node.heard(m.Restart, CONTROL)
     told = node.bench.told()
     for word in (*words, "its worker is started anew"):
         assert word in told
-    assert restart.life == life
+    assert restart.session == session
     assert node.work == []
     if current is not None:
         held = [*current.missing, *current.pending, *(span for span, _ in current.partials)]
@@ -290,6 +290,6 @@ def started_anew(node: ScriptedNode, *words: str) -> None:
         assert sorted(leaves) == list(range(len(current.request.leaves)))
     assert not node.bench.failure
     before = snapshot(node.bench)
-    node.say(m.Progress(life, "I am still here"))
+    node.say(m.Progress(session, "I am still here"))
     assert len(node.heard(m.Stale)) == 1
     assert snapshot(node.bench) == before

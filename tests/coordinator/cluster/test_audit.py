@@ -184,7 +184,7 @@ class Flipping(Engine):
         self.inner, self.at, self.bit, self.offered = inner, at, bit, 0
 
     def perform(self, work: Work, session: Session, say: Say, offer: Offer) -> None:
-        def flipped(task: m.Task, span: Span, vector: Vector) -> None:
+        def flipped(task: m.Assignment, span: Span, vector: Vector) -> None:
             self.offered += 1
             if self.offered in self.at:
                 vector = vector.copy()
@@ -298,10 +298,10 @@ def test_a_node_that_was_put_out_is_told_why_and_not_admitted_again() -> None:
     good, bad = bench.ready("good", "bad")
     bench.cluster.members.quarantine(bench.cluster.nodes["bad"], "its numbers are wrong")
     bench.collect()
-    assert [refusal.reason for refusal in bad.heard(m.Refuse, CONTROL)] == ["its numbers are wrong"]
+    assert [refusal.reason for refusal in bad.heard(m.Reject, CONTROL)] == ["its numbers are wrong"]
     again = ScriptedNode(bench, "bad", pid=2)
     again.enlist()
-    assert [refusal.reason for refusal in again.heard(m.Refuse, CONTROL)] == ["its numbers are wrong"]
+    assert [refusal.reason for refusal in again.heard(m.Reject, CONTROL)] == ["its numbers are wrong"]
     assert (good.state, bad.state, bench.failure) == ("ready", "left", "")
 
 

@@ -6,7 +6,7 @@ import pytest
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import MismatchError
-from mlxdist.protocol.messages import Life
+from mlxdist.protocol.messages import SessionId
 from mlxdist.protocol.numerics import WORKER_ENVIRONMENT
 from mlxdist.protocol.transport import CONTROL, DATA, Parcel
 from mlxdist.protocol.tree import Span
@@ -37,23 +37,23 @@ def test_a_node_is_admitted_welcomed_tried_and_given_the_adapter() -> None:
     bench.cluster.set_adapter(3, ADAPTER)
     node = ScriptedNode(bench, "mini-1")
     node.enlist()
-    assert node.heard(m.Admit, CONTROL) == [m.Admit(Life("run", 5, 1), 7001, 2.0, WORKER_ENVIRONMENT)]
+    assert node.heard(m.Accept, CONTROL) == [m.Accept(SessionId("run", 5, 1), 7001, 2.0, WORKER_ENVIRONMENT)]
     assert node.state == "connecting"
     node.hello()
-    assert node.heard(m.Welcome) == [m.Welcome(node.life, SPEC)]
+    assert node.heard(m.Welcome) == [m.Welcome(node.session, SPEC)]
     assert node.state == "loading"
-    node.say(introduction(node.life))
-    assert node.heard(m.Canary) == [m.Canary(node.life)]
+    node.say(introduction(node.session))
+    assert node.heard(m.Canary) == [m.Canary(node.session)]
     assert bench.cluster.ready() == []
-    node.say(m.CanaryAnswer(node.life, ("a", "a", "a")))
+    node.say(m.CanaryAnswer(node.session, ("a", "a", "a")))
     assert node.state == "ready"
     (offer,) = node.heard(m.VectorOffer)
     assert (offer.kind, offer.adapter_version, offer.elements, offer.slice_stop) == ("adapter", 3, ELEMENTS, ELEMENTS)
-    node.say(m.Credit(node.life, offer.stream, 1))
+    node.say(m.Credit(node.session, offer.stream, 1))
     mail = bench.mail.pop((DATA, node.data))
     assert mail == [
-        (m.VectorBlock(node.life, offer.stream, 0), ADAPTER.tobytes()),
-        (m.VectorEnd(node.life, offer.stream, digest(ADAPTER)), b""),
+        (m.VectorBlock(node.session, offer.stream, 0), ADAPTER.tobytes()),
+        (m.VectorEnd(node.session, offer.stream, digest(ADAPTER)), b""),
     ]
     assert not bench.failure
 
@@ -61,7 +61,7 @@ def test_a_node_is_admitted_welcomed_tried_and_given_the_adapter() -> None:
 def test_every_node_has_a_session_of_its_own_and_the_first_worker_gives_the_manifest() -> None:
     bench = Bench()
     nodes = bench.ready("b", "a", "c")
-    assert len({node.life for node in nodes}) == 3
+    assert len({node.session for node in nodes}) == 3
     assert [node.name for node in bench.cluster.ready()] == ["a", "b", "c"]
     assert bench.cluster.manifest == MANIFEST
 
@@ -71,7 +71,7 @@ def test_a_supervisor_that_asks_twice_keeps_its_life() -> None:
     node = ScriptedNode(bench, "mini-1")
     node.enlist()
     node.enlist()
-    first, second = node.heard(m.Admit, CONTROL)
+    first, second = node.heard(m.Accept, CONTROL)
     assert first == second
 
 
@@ -91,20 +91,20 @@ def test_a_second_supervisor_of_a_name_waits_while_the_first_is_tried_and_is_ref
     bench = Bench()
     first, second = two_supervisors(bench)
     before = snapshot(bench)
-    assert first.heard(m.Noted, CONTROL) == [m.Noted(first.life, -1)]  # is its connection still there?
+    assert first.heard(m.HeartbeatAck, CONTROL) == [m.HeartbeatAck(first.session, -1)]  # is its connection still there?
     for beats in (1, 2):
         second.enlist()
         assert second.heard(m.Message, CONTROL) == [], beats  # it is to ask again
         first.beat()
     second.enlist()
-    assert second.heard(m.Message, CONTROL) == [m.Refuse(TAKEN)]
+    assert second.heard(m.Message, CONTROL) == [m.Reject(TAKEN)]
     assert snapshot(bench) == before
 
 
 def test_a_second_supervisor_on_another_host_is_refused_at_once() -> None:
     bench = Bench()
     first, second = two_supervisors(bench, host="mini-2.local")
-    assert second.heard(m.Message, CONTROL) == [m.Refuse(TAKEN)]
+    assert second.heard(m.Message, CONTROL) == [m.Reject(TAKEN)]
     assert first.state == "ready"
 
 
@@ -116,20 +116,20 @@ def test_a_supervisor_started_anew_takes_the_place_of_the_first_as_soon_as_that_
     first, second = two_supervisors(bench)
     bench.cluster.set_adapter(3, ADAPTER)
     bench.begin(request_of(2))
-    life, attempt = first.life, first.attempt
+    session, attempt = first.session, first.attempt
     if sign == "silent":
         bench.tick(3.5)
     elif sign == "closed":
         bench.cluster.unreachable(Parcel(CONTROL, first.control, []), bench.now)
     else:
-        first.tell(m.Left(life))
+        first.tell(m.Leave(session))
     second.enlist()
-    (admit,) = second.heard(m.Admit, CONTROL)
-    assert admit.life == second.life != life
+    (admit,) = second.heard(m.Accept, CONTROL)
+    assert admit.session == second.session != session
     assert len(bench.cluster.nodes) == 1
     before = snapshot(bench)
-    bench.post(DATA, first.data, *first.answer(0, life=life, attempt=attempt))
-    bench.post(CONTROL, first.control, m.Beat(life, 9, 2, 3))
+    bench.post(DATA, first.data, *first.answer(0, session=session, attempt=attempt))
+    bench.post(CONTROL, first.control, m.Heartbeat(session, 9, 2, 3))
     assert snapshot(bench) == before  # the first one's life is over
     second.get_ready()
     assert second.work == [Span(0, 2)]
@@ -141,18 +141,18 @@ def test_a_supervisor_started_anew_takes_the_place_of_the_first_as_soon_as_that_
 )
 def test_a_name_that_could_not_name_a_file_is_refused(name: str) -> None:
     bench = Bench()
-    bench.post(CONTROL, b"peer", m.Enlist(m.PROTOCOL_VERSION, name, 1, 0, {}))
+    bench.post(CONTROL, b"peer", m.Register(m.PROTOCOL_VERSION, name, 1, 0, {}))
     ((refusal, _),) = bench.mail[CONTROL, b"peer"]
-    assert isinstance(refusal, m.Refuse)
+    assert isinstance(refusal, m.Reject)
     assert "--name" in refusal.reason
     assert not bench.cluster.nodes
 
 
 def test_a_supervisor_at_the_data_port_is_told_so() -> None:
     bench = Bench()
-    bench.post(DATA, b"peer", m.Enlist(m.PROTOCOL_VERSION, "mini-1", 1, 0, {}))
+    bench.post(DATA, b"peer", m.Register(m.PROTOCOL_VERSION, "mini-1", 1, 0, {}))
     ((refusal, _),) = bench.mail[DATA, b"peer"]
-    assert refusal == m.Refuse("this is the data port of the run: --connect takes its control port")
+    assert refusal == m.Reject("this is the data port of the run: --connect takes its control port")
     assert not bench.cluster.nodes
 
 
@@ -162,7 +162,7 @@ def test_after_the_goodbye_nobody_is_admitted() -> None:
     bench.mail.clear()
     bench.cluster.goodbye("all done")
     bench.collect()
-    assert node.heard(m.Bye) == node.heard(m.Bye, CONTROL) == [m.Bye(node.life, "all done")]
+    assert node.heard(m.Shutdown) == node.heard(m.Shutdown, CONTROL) == [m.Shutdown(node.session, "all done")]
     bench.mail.clear()
     ScriptedNode(bench, "late").enlist()
     assert not bench.mail
@@ -174,9 +174,9 @@ def test_after_the_goodbye_nobody_is_admitted() -> None:
 
 def test_another_protocol_is_refused_with_both_versions() -> None:
     bench = Bench()
-    bench.post(CONTROL, b"peer", m.Enlist(99, "mini-1", 1, 0, {}))
+    bench.post(CONTROL, b"peer", m.Register(99, "mini-1", 1, 0, {}))
     ((refusal, _),) = bench.mail[CONTROL, b"peer"]
-    assert isinstance(refusal, m.Refuse)
+    assert isinstance(refusal, m.Reject)
     assert "mini-1 speaks protocol 99, the coordinator 1" in refusal.reason
     assert not bench.cluster.nodes
 
@@ -195,7 +195,7 @@ def test_a_package_that_is_absent_is_refused() -> None:
     bench = Bench()
     node = ScriptedNode(bench, "mini-1")
     node.enlist()
-    node.say(m.Hello(node.life, m.PROTOCOL_VERSION, "mini-1", {"mlx": "0.32.4"}))
+    node.say(m.Hello(node.session, m.PROTOCOL_VERSION, "mini-1", {"mlx": "0.32.4"}))
     turned_away(node, MismatchError, "mini-1 has mlx-lm absent, the coordinator 0.32.2")
 
 
@@ -205,7 +205,7 @@ def test_another_model_is_refused_with_both_hashes() -> None:
     node = ScriptedNode(bench, "mini-2")
     node.enlist()
     node.hello()
-    node.say(introduction(node.life, model_hash="fedcba9876543210" * 4))
+    node.say(introduction(node.session, model_hash="fedcba9876543210" * 4))
     turned_away(node, MismatchError, "mini-2", "fedcba987654", MODEL_HASH[:12])
     assert [node.name for node in bench.cluster.ready()] == ["mini-1"]
 
@@ -216,7 +216,7 @@ def test_another_manifest_is_refused_with_both_shapes() -> None:
     node = ScriptedNode(bench, "mini-2")
     node.enlist()
     node.hello()
-    node.say(introduction(node.life, manifests.make({tensor.name: (2, 4) for tensor in MANIFEST})))
+    node.say(introduction(node.session, manifests.make({tensor.name: (2, 4) for tensor in MANIFEST})))
     turned_away(node, MismatchError, "mini-2", "model.layers.0.q_proj.lora_a: (2, 3) here, (2, 4) there")
     assert bench.cluster.manifest == MANIFEST
 
@@ -239,7 +239,7 @@ def test_a_node_started_by_hand_keeps_a_run_alive_whose_launched_nodes_are_all_g
     node.enlist()
     node.hello(mlx="0.1")
     assert not bench.failure
-    by_hand.tell(m.Left(by_hand.life))
+    by_hand.tell(m.Leave(by_hand.session))
     assert "mini-1 has mlx 0.1" in bench.failure
 
 
@@ -276,7 +276,7 @@ def test_a_round_asks_each_node_for_its_run_and_takes_answers_and_partials() -> 
     for node, run in ((first, Span(0, 2)), (second, Span(2, 4))):
         assert node.state == "busy"
         mail = bench.mail.pop((DATA, node.data))
-        (task,) = [message for message, _ in mail if isinstance(message, m.Task)]
+        (task,) = [message for message, _ in mail if isinstance(message, m.Assignment)]
         assert (task.verb, task.step, task.adapter_version, task.start, task.stop, task.total) == (
             "gradient",
             4,
@@ -291,11 +291,11 @@ def test_a_round_asks_each_node_for_its_run_and_takes_answers_and_partials() -> 
             node.say(*node.answer(leaf))
         assert node.state == "busy"
         node.say(node.offer(run))
-        assert node.heard(m.Credit) == [m.Credit(node.life, 1, 1)]
+        assert node.heard(m.Credit) == [m.Credit(node.session, 1, 1)]
         node.send(1, PARTIAL + run.start)
         assert node.state == "ready"
     assert current.complete
-    assert [int(numbers[0, 0]) for numbers in current.numbers_in_row_order()] == [0, 1, 2, 3]
+    assert [int(numbers[0, 0]) for numbers in current.outputs_in_row_order()] == [0, 1, 2, 3]
     partials = bench.cluster.fetch_partials()
     assert [(span, vector.tobytes()) for span, vector in partials] == [
         (Span(0, 2), PARTIAL.tobytes()),
@@ -332,13 +332,13 @@ def test_without_a_ready_node_a_round_waits_says_so_and_is_given_to_the_first_th
     node.get_ready()
     assert "going on after 0 s: 1 of at least 1 nodes can work" in bench.told()
     assert node.work == [Span(0, 2)]
-    assert len(node.heard(m.Task)) == 1
+    assert len(node.heard(m.Assignment)) == 1
 
 
 def test_fewer_than_min_nodes_pause_a_run_and_the_next_one_ends_the_pause() -> None:
     bench = Bench(new_cluster(min_nodes=2))
     first, second = working(bench, "a", "b")
-    second.tell(m.Left(second.life))
+    second.tell(m.Leave(second.session))
     assert "paused: 1 of at least 2 nodes can work; waiting for more" in bench.told()
     assert first.work == [Span(0, 2)]  # what it has it may finish
     (third,) = bench.ready("c")
@@ -386,10 +386,10 @@ def test_blocks_go_down_only_under_credit_and_one_window_at_a_time() -> None:
     bench.collect()
     (offer,) = node.heard(m.VectorOffer)
     for upto, blocks in ((0, []), (2, [0, 1]), (2, []), (1, []), (5, [2, 3, 4])):
-        node.say(m.Credit(node.life, offer.stream, upto))
+        node.say(m.Credit(node.session, offer.stream, upto))
         assert [block.index for block in node.heard(m.VectorBlock)] == blocks
-    node.say(m.Credit(node.life, offer.stream + 1, 10**6))
+    node.say(m.Credit(node.session, offer.stream + 1, 10**6))
     assert node.heard(m.VectorBlock) == []
-    node.say(m.Credit(node.life, offer.stream, 10**6))
+    node.say(m.Credit(node.session, offer.stream, 10**6))
     kinds = [type(message) for message, _ in bench.mail.pop((DATA, node.data))]
     assert kinds == [m.VectorBlock] * (WINDOW + 3 - 5) + [m.VectorEnd]

@@ -4,20 +4,20 @@ from typing import Any
 
 import pytest
 
-from mlxdist.coordinator.schedule.rounds import Attempt
+from mlxdist.coordinator.schedule.rounds import Assignment
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import NodeError, NonFiniteError
 from mlxdist.protocol.tree import Span
 from tests.coordinator.cluster.scripted_node import PARTIAL, Bench, ScriptedNode, failed_with, snapshot, working
 
 
-def attempts(bench: Bench) -> list[Attempt]:
+def attempts(bench: Bench) -> list[Assignment]:
     return list(bench.cluster.round.attempts.values()) if bench.cluster.round is not None else []
 
 
 def nonfinite(node: ScriptedNode, at: int, **changes: Any) -> m.Fault:
     values = {"step": 4, "attempt": node.attempt, "leaf": at, "row_ids": (at,)}
-    return m.Fault(node.life, "nonfinite", f"NaN in leaf {at}", **{**values, **changes})
+    return m.Fault(node.session, "nonfinite", f"NaN in leaf {at}", **{**values, **changes})
 
 
 def test_a_leaf_that_is_nan_on_one_node_is_computed_alone_on_another_and_the_run_goes_on() -> None:
@@ -71,7 +71,7 @@ def test_a_nan_of_another_step_attempt_or_leaf_is_stale_and_changes_nothing(chan
 def dies(bench: Bench, name: str) -> None:
     """The node's worker ends at its first leaf, and its next one is ready."""
     node = ScriptedNode(bench, name)
-    node.tell(m.WorkerExit(node.life, "killed", ()))
+    node.tell(m.WorkerExit(node.session, "killed", ()))
     node.get_ready()
 
 
@@ -87,7 +87,7 @@ def test_a_leaf_in_work_at_two_deaths_goes_alone_to_an_idle_node_and_a_third_dea
     ((taker, run, alone),) = [(one.node, one.run, one.alone) for one in attempts(bench)]
     assert (run, alone) == (Span(0, 1), True)
     assert not bench.failure
-    ScriptedNode(bench, taker).tell(m.WorkerExit(ScriptedNode(bench, taker).life, "killed", ()))
+    ScriptedNode(bench, taker).tell(m.WorkerExit(ScriptedNode(bench, taker).session, "killed", ()))
     failed_with(
         bench,
         NodeError,
@@ -113,7 +113,7 @@ def test_who_leaves_is_turned_away_or_connects_anew_is_no_death_of_its_leaf(how:
     bench = Bench()
     node, other = working(bench, "a", "b")
     if how == "left":
-        node.tell(m.Left(node.life))
+        node.tell(m.Leave(node.session))
     elif how == "turned away":
         node.say(node.offer(Span(0, 2), kind="adapter"))
     else:

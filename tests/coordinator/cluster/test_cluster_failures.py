@@ -26,7 +26,7 @@ def test_the_exit_of_a_worker_gives_its_leaves_to_the_others_and_names_node_caus
     bench = Bench()
     node, other = working(bench, "mini-1", "mini-2")
     bench.told()
-    node.tell(m.WorkerExit(node.life, "the worker was killed (SIGKILL)", ("loading", "Killed: 9")))
+    node.tell(m.WorkerExit(node.session, "the worker was killed (SIGKILL)", ("loading", "Killed: 9")))
     assert bench.told() == (
         "mini-1: the worker was killed (SIGKILL) at a row of 8 tokens (if memory ran out: less is needed with "
         "memory.segment_size = 1 or batch.max_length below 8, or with fewer programs open on this node); "
@@ -41,7 +41,7 @@ def test_an_idle_workers_exit_is_told_and_gives_nothing_away() -> None:
     bench = Bench()
     node, _ = bench.ready("mini-1", "mini-2")
     bench.told()
-    node.tell(m.WorkerExit(node.life, "the worker ended with exit code 1", ()))
+    node.tell(m.WorkerExit(node.session, "the worker ended with exit code 1", ()))
     assert bench.told() == "mini-1: the worker ended with exit code 1"
     assert not bench.failure
 
@@ -54,7 +54,7 @@ def test_what_was_finished_before_the_exit_stays_and_only_the_rest_is_given_agai
         node.say(*node.answer(leaf))
     node.say(node.offer(Span(0, 2)))
     node.send(1, PARTIAL)
-    node.tell(m.WorkerExit(node.life, "killed", ()))
+    node.tell(m.WorkerExit(node.session, "killed", ()))
     assert sorted(other.work) == [Span(2, 3), Span(3, 6)]
     assert [span for span, _ in bench.cluster.fetch_partials()] == [Span(0, 2)]
     current = bench.cluster.round
@@ -75,7 +75,7 @@ def test_a_lost_order_to_end_a_worker_is_repeated_at_every_beat_that_still_has_i
     bench = Bench()
     node, _ = working(bench, "mini-1", "mini-2")
     node.beat(worker_pid=77)
-    node.say(m.Fault(node.life, "error", "something"))
+    node.say(m.Fault(node.session, "error", "something"))
     assert [restart.worker_pid for restart in node.heard(m.Restart, CONTROL)] == [77]
     node.beat(worker_pid=77)
     assert [restart.worker_pid for restart in node.heard(m.Restart, CONTROL)] == [77]
@@ -90,7 +90,7 @@ def test_a_worker_that_ends_three_times_before_it_is_ready_is_given_up_with_its_
         assert not bench.failure
         node.enlist()
         node.hello()
-        node.tell(m.WorkerExit(node.life, "the worker ended with exit code 1", ("loading", "no such file")))
+        node.tell(m.WorkerExit(node.session, "the worker ended with exit code 1", ("loading", "no such file")))
     assert type(bench.cluster.failure) is NodeError
     assert bench.failure == "mini-1: the worker ended with exit code 1; its last lines:\n  | loading\n  | no such file"
     assert node.state == "left"
@@ -102,9 +102,9 @@ def test_a_worker_that_was_ready_between_two_early_ends_is_not_given_up() -> Non
     for _ in range(4):
         node.enlist()
         node.hello()
-        node.tell(m.WorkerExit(node.life, "killed", ()))
+        node.tell(m.WorkerExit(node.session, "killed", ()))
         node.get_ready()
-        node.tell(m.WorkerExit(node.life, "killed", ()))
+        node.tell(m.WorkerExit(node.session, "killed", ()))
     assert bench.cluster.members.given_up == {}
 
 
@@ -116,7 +116,7 @@ def test_a_fault_of_a_working_node_gives_its_work_to_others_and_its_worker_is_st
     bench = Bench()
     node, other = working(bench, "mini-1", "mini-2")
     bench.told()
-    node.say(m.Fault(node.life, kind, "something that is not of one leaf"))
+    node.say(m.Fault(node.session, kind, "something that is not of one leaf"))
     started_anew(node, "mini-1: something that is not of one leaf", "leaves [0, 2) go to others")
     assert sorted(other.work) == [Span(0, 2), Span(2, 4)]
 
@@ -127,7 +127,7 @@ def test_a_fault_while_loading_turns_the_node_away_with_its_reason(kind: str, er
     node = ScriptedNode(bench, "mini-1")
     node.enlist()
     node.hello()
-    node.say(m.Fault(node.life, kind, "no folder of this name"))
+    node.say(m.Fault(node.session, kind, "no folder of this name"))
     turned_away(node, error, "mini-1: no folder of this name")
 
 
@@ -135,15 +135,15 @@ def test_a_worker_that_connects_anew_is_given_nothing_before_it_has_loaded_again
     bench = Bench()
     (node,) = working(bench, "only")
     bench.mail.clear()
-    old = node.life
+    old = node.session
     node.hello()
     assert (node.state, node.work) == ("connecting", [])
     assert node.heard(m.Stale, CONTROL) == [m.Stale(old, "its worker said hello again", over=True)]
     node.enlist()
     node.hello()
     assert (node.state, node.work) == ("loading", [])
-    node.say(introduction(node.life))
-    node.say(m.CanaryAnswer(node.life, ("a",) * 3))
+    node.say(introduction(node.session))
+    node.say(m.CanaryAnswer(node.session, ("a",) * 3))
     assert node.work == [Span(0, 4)]
 
 
@@ -153,14 +153,14 @@ def test_a_new_worker_of_a_node_gets_a_life_of_its_own_and_everything_anew() -> 
     bench.cluster.set_reference(ADAPTER)
     bench.cluster.set_adapter(3, ADAPTER)
     bench.collect()
-    before = node.life
+    before = node.session
     node.tell(m.WorkerExit(before, "killed", ()))
     bench.mail.clear()
     node.hello()
     assert len(node.heard(m.Stale)) == 1  # the life of a worker that has ended
     assert node.state == "connecting"
     node.get_ready()
-    assert node.life != before
+    assert node.session != before
     assert node.state == "ready"
     assert [offer.kind for offer in node.heard(m.VectorOffer)] == ["reference", "adapter"]
     assert len(bench.cluster.nodes) == 1
@@ -193,20 +193,20 @@ def test_a_silent_node_is_suspect_then_dead_and_its_work_goes_to_others_only_the
 def test_a_node_that_was_declared_dead_is_told_that_its_life_is_over_and_joins_as_a_new_one() -> None:
     bench = Bench()
     node, other = working(bench, "mini-1", "mini-2")
-    life, late = node.life, node.answer(0)
+    session, late = node.session, node.answer(0)
     bench.tick(15.0)
     other.beat()
     bench.tick(0.5)
     before = snapshot(bench)
     bench.mail.clear()
     node.say(*late)
-    node.tell(m.Beat(life, 9, 2, 3))
-    assert node.heard(m.Stale) == [m.Stale(life, "LeafAnswer", over=True)]
-    assert node.heard(m.Stale, CONTROL) == [m.Stale(life, "Beat", over=True)]
+    node.tell(m.Heartbeat(session, 9, 2, 3))
+    assert node.heard(m.Stale) == [m.Stale(session, "LeafAnswer", over=True)]
+    assert node.heard(m.Stale, CONTROL) == [m.Stale(session, "Heartbeat", over=True)]
     assert snapshot(bench) == before
     node.get_ready()
     assert (node.state, len(bench.cluster.nodes)) == ("ready", 2)
-    assert node.life != life
+    assert node.session != session
 
 
 def test_a_coordinator_that_slept_holds_nobodys_silence_against_them() -> None:
@@ -251,8 +251,8 @@ def test_a_suspect_node_that_finishes_meanwhile_is_ready_when_it_beats_again() -
 def test_a_beat_is_noted_so_that_the_node_hears_its_coordinator() -> None:
     bench = Bench()
     (node,) = bench.ready("a")
-    node.tell(m.Beat(node.life, 41, 2, 3))
-    assert node.heard(m.Noted, CONTROL) == [m.Noted(node.life, 41)]
+    node.tell(m.Heartbeat(node.session, 41, 2, 3))
+    assert node.heard(m.HeartbeatAck, CONTROL) == [m.HeartbeatAck(node.session, 41)]
 
 
 def test_a_loading_node_that_is_silent_is_not_suspect_but_dies_too() -> None:
@@ -269,7 +269,7 @@ def test_a_loading_node_that_is_silent_is_not_suspect_but_dies_too() -> None:
 def test_neither_the_dead_nor_those_who_left_are_told_goodbye_or_die_again() -> None:
     bench = Bench()
     dead, left = bench.ready("dead", "left")
-    left.tell(m.Left(left.life))
+    left.tell(m.Leave(left.session))
     bench.tick(16.0)
     bench.mail.clear()
     bench.told()
@@ -285,8 +285,8 @@ def test_lines_and_sentences_of_a_node_become_news_with_its_name() -> None:
     bench = Bench(new_cluster())
     (node,) = bench.ready("a")
     bench.cluster.news.clear()
-    node.tell(m.Log(node.life, ("first", "second")))
-    node.say(m.Progress(node.life, "hashing the model's files"))
+    node.tell(m.Log(node.session, ("first", "second")))
+    node.say(m.Progress(node.session, "hashing the model's files"))
     assert [(news.name, news.message, news.log) for news in bench.cluster.news] == [
         ("a", "first", True),
         ("a", "second", True),

@@ -31,7 +31,7 @@ def half_sent(bench: Bench) -> ScriptedNode:
     bench.begin(request_of(1))
     node.say(node.offer(Span(0, 1), manifest=LARGE))
     assert [credit.upto for credit in node.heard(m.Credit)] == [2]
-    node.say(m.VectorBlock(node.life, 1, 0), LARGE_PARTIAL.tobytes()[:BLOCK_BYTES])
+    node.say(m.VectorBlock(node.session, 1, 0), LARGE_PARTIAL.tobytes()[:BLOCK_BYTES])
     assert bench.cluster._uploads.held == 1
     return node
 
@@ -40,9 +40,9 @@ def test_a_partial_counts_only_with_its_end() -> None:
     bench = Bench()
     node = half_sent(bench)
     assert bench.cluster.fetch_partials() == []
-    node.say(m.VectorBlock(node.life, 1, 1), LARGE_PARTIAL.tobytes()[BLOCK_BYTES:])
+    node.say(m.VectorBlock(node.session, 1, 1), LARGE_PARTIAL.tobytes()[BLOCK_BYTES:])
     assert bench.cluster.fetch_partials() == []
-    node.say(m.VectorEnd(node.life, 1, digest(LARGE_PARTIAL)))
+    node.say(m.VectorEnd(node.session, 1, digest(LARGE_PARTIAL)))
     ((span, vector),) = bench.cluster.fetch_partials()
     assert span == Span(0, 1)
     assert vector.tobytes() == LARGE_PARTIAL.tobytes()
@@ -51,7 +51,7 @@ def test_a_partial_counts_only_with_its_end() -> None:
 def test_a_partial_without_its_last_block_does_not_count_and_its_worker_is_started_anew() -> None:
     bench = Bench()
     node = half_sent(bench)
-    node.say(m.VectorEnd(node.life, 1, digest(LARGE_PARTIAL)))
+    node.say(m.VectorEnd(node.session, 1, digest(LARGE_PARTIAL)))
     started_anew(node, "a: it sent what makes no sense: vector 1 ended after 1 of 2 blocks")
     assert bench.cluster.fetch_partials() == []
     assert bench.cluster._uploads.held == 0
@@ -62,8 +62,8 @@ def send_damaged(node: ScriptedNode, stream: int) -> None:
     node.say(node.offer(Span(0, 2), stream=stream))
     damaged = bytearray(PARTIAL.tobytes())
     damaged[5] ^= 1
-    node.say(m.VectorBlock(node.life, stream, 0), bytes(damaged))
-    node.say(m.VectorEnd(node.life, stream, digest(PARTIAL)))
+    node.say(m.VectorBlock(node.session, stream, 0), bytes(damaged))
+    node.say(m.VectorEnd(node.session, stream, digest(PARTIAL)))
 
 
 def test_a_partial_with_another_hash_does_not_count_is_asked_for_again_and_counts_then() -> None:
@@ -71,14 +71,14 @@ def test_a_partial_with_another_hash_does_not_count_is_asked_for_again_and_count
     node, other = working(bench, "a", "b")
     bench.told()
     send_damaged(node, 1)
-    assert node.heard(m.Received) == [m.Received(node.life, 1, whole=False)]
+    assert node.heard(m.Received) == [m.Received(node.session, 1, whole=False)]
     assert bench.told() == "a: the partial over [0, 2) arrived damaged; sent again"
     assert bench.cluster.fetch_partials() == []
     assert bench.cluster._uploads.held == 0
     assert (node.state, node.work, other.work) == ("busy", [Span(0, 2)], [Span(2, 4)])
     node.say(node.offer(Span(0, 2), stream=2))
     node.send(2, PARTIAL)
-    assert node.heard(m.Received) == [m.Received(node.life, 2, whole=True)]
+    assert node.heard(m.Received) == [m.Received(node.session, 2, whole=True)]
     ((span, vector),) = bench.cluster.fetch_partials()
     assert (span, vector.tobytes()) == (Span(0, 2), PARTIAL.tobytes())
 
@@ -102,7 +102,7 @@ def test_an_adapter_that_arrived_damaged_is_sent_again_with_the_reference() -> N
     bench.cluster.set_adapter(3, PARTIAL)
     bench.collect()
     *_, offer = node.heard(m.VectorOffer)
-    node.say(m.Received(node.life, offer.stream, whole=False))
+    node.say(m.Received(node.session, offer.stream, whole=False))
     again = node.heard(m.VectorOffer)
     assert [one.kind for one in again] == ["reference", "adapter"]
     assert all(one.stream > offer.stream for one in again)
@@ -111,7 +111,7 @@ def test_an_adapter_that_arrived_damaged_is_sent_again_with_the_reference() -> N
 def test_a_worker_that_was_sent_nothing_cannot_say_that_it_arrived_damaged() -> None:
     bench = Bench()
     (node,) = bench.ready("a")
-    node.say(m.Received(node.life, 1, whole=False))
+    node.say(m.Received(node.session, 1, whole=False))
     started_anew(node, "no adapter was sent to it")
 
 
@@ -120,7 +120,7 @@ def test_the_half_partial_of_a_lost_node_is_thrown_away_and_its_buffer_is_free(e
     bench = Bench()
     node = half_sent(bench)
     if end == "worker":
-        node.tell(m.WorkerExit(node.life, "killed", ()))
+        node.tell(m.WorkerExit(node.session, "killed", ()))
     else:
         bench.tick(16.0)
     assert bench.cluster.fetch_partials() == []
@@ -136,14 +136,14 @@ def test_the_half_partial_of_a_lost_node_is_thrown_away_and_its_buffer_is_free(e
 def test_the_other_half_of_a_lost_nodes_partial_is_stale_also_when_the_node_is_back() -> None:
     bench = Bench()
     node = half_sent(bench)
-    life = node.life
-    node.tell(m.WorkerExit(life, "killed", ()))
+    session = node.session
+    node.tell(m.WorkerExit(session, "killed", ()))
     node.get_ready(LARGE)
     assert node.work == [Span(0, 1)]
     before = snapshot(bench)
     bench.mail.clear()
-    node.say(m.VectorBlock(life, 1, 1), LARGE_PARTIAL.tobytes()[BLOCK_BYTES:])
-    node.say(m.VectorEnd(life, 1, digest(LARGE_PARTIAL)))
+    node.say(m.VectorBlock(session, 1, 1), LARGE_PARTIAL.tobytes()[BLOCK_BYTES:])
+    node.say(m.VectorEnd(session, 1, digest(LARGE_PARTIAL)))
     assert [stale.over for stale in node.heard(m.Stale)] == [True, True]
     assert snapshot(bench) == before
     assert bench.cluster.fetch_partials() == []
@@ -152,7 +152,7 @@ def test_the_other_half_of_a_lost_nodes_partial_is_stale_also_when_the_node_is_b
 def test_blocks_that_were_not_let_in_are_refused() -> None:
     bench = Bench()
     node, _ = working(bench, "a", "b")
-    node.say(m.VectorBlock(node.life, 1, 0), PARTIAL.tobytes())
+    node.say(m.VectorBlock(node.session, 1, 0), PARTIAL.tobytes())
     started_anew(node, "a: it sent what makes no sense: vector 1 of a was not let in")
 
 
@@ -163,7 +163,7 @@ def test_blocks_of_an_offer_that_still_waits_for_room_are_refused() -> None:
     bench.cluster._uploads.reserve = 0
     node.say(node.offer(Span(0, 4)))
     other.say(other.offer(Span(4, 8)))
-    other.say(m.VectorBlock(other.life, 1, 0), PARTIAL.tobytes())
+    other.say(m.VectorBlock(other.session, 1, 0), PARTIAL.tobytes())
     started_anew(other, "vector 1 of b was not let in")
 
 
@@ -210,10 +210,10 @@ def test_the_loser_of_a_race_is_given_nothing_until_it_has_let_go() -> None:
     attempt = slow.attempt
     fast.say(fast.offer(Span(0, 1)))
     fast.send(1, PARTIAL)
-    assert slow.heard(m.Cancel) == [m.Cancel(slow.life, attempt)]
+    assert slow.heard(m.Cancel) == [m.Cancel(slow.session, attempt)]
     assert (slow.state, fast.state) == ("ready", "ready")
     assert [node.name for node in bench.cluster.ready()] == [fast.name]
-    slow.say(m.Cancel(slow.life, attempt))
+    slow.say(m.Cancel(slow.session, attempt))
     assert len(bench.cluster.ready()) == 2
 
 

@@ -52,11 +52,11 @@ def test_an_answer_to_another_step_attempt_or_adapter_is_stale_and_changes_nothi
     bench.mail.clear()
     node.say(*node.answer(0, **change))
     (stale,) = node.heard(m.Stale)
-    assert (stale.life, stale.stream, stale.over) == (node.life, 0, False)
+    assert (stale.session, stale.stream, stale.over) == (node.session, 0, False)
     assert what in stale.what
     node.say(node.offer(Span(0, 2), stream=9, **change))
     (stale,) = node.heard(m.Stale)
-    assert (stale.life, stale.stream, stale.over) == (node.life, 9, False)
+    assert (stale.session, stale.stream, stale.over) == (node.session, 9, False)
     assert snapshot(bench) == before
 
 
@@ -83,31 +83,31 @@ def test_an_offer_of_what_is_not_the_nodes_missing_subtree_is_stale_and_changes_
 
 
 @pytest.mark.parametrize(
-    "change", [{"run": "another"}, {"incarnation": 4}, {"incarnation": 6}, {"session": 9}], ids=str
+    "change", [{"run": "another"}, {"incarnation": 4}, {"incarnation": 6}, {"number": 9}], ids=str
 )
 def test_a_message_of_another_life_is_stale_and_changes_nothing(change: dict[str, Any]) -> None:
     bench = Bench()
     node, _ = working(bench, "a", "b")
-    life = msgspec.structs.replace(node.life, **change)
-    answer, payload = node.answer(0, life=life)
+    session = msgspec.structs.replace(node.session, **change)
+    answer, payload = node.answer(0, session=session)
     bench.tick(5.0)
     before = snapshot(bench)
     sent: list[tuple[str, Message]] = [
         (DATA, answer),
-        (DATA, node.offer(Span(0, 2), life=life)),
-        (DATA, m.VectorBlock(life, 1, 0)),
-        (DATA, m.VectorEnd(life, 1, "")),
-        (DATA, m.Fault(life, "error", "something")),
-        (DATA, m.Hello(life, 1, "a", {})),
-        (CONTROL, m.Beat(life, 1, 2, 3)),
-        (CONTROL, m.WorkerExit(life, "killed", ())),
-        (CONTROL, m.Left(life)),
+        (DATA, node.offer(Span(0, 2), session=session)),
+        (DATA, m.VectorBlock(session, 1, 0)),
+        (DATA, m.VectorEnd(session, 1, "")),
+        (DATA, m.Fault(session, "error", "something")),
+        (DATA, m.Hello(session, 1, "a", {})),
+        (CONTROL, m.Heartbeat(session, 1, 2, 3)),
+        (CONTROL, m.WorkerExit(session, "killed", ())),
+        (CONTROL, m.Leave(session)),
     ]
     for channel, message in sent:
         peer = node.data if channel == DATA else node.control
         bench.mail.clear()
         bench.post(channel, peer, message, payload if message is answer else b"")
-        assert bench.mail == {(channel, peer): [(m.Stale(life, type(message).__name__, over=True), b"")]}
+        assert bench.mail == {(channel, peer): [(m.Stale(session, type(message).__name__, over=True), b"")]}
     assert snapshot(bench) == before
     bench.tick(2.0)
     assert node.state == "suspect"  # the beat of another life was none
@@ -121,8 +121,8 @@ def test_a_connection_that_is_not_the_workers_changes_nothing() -> None:
     for message in (
         answer,
         node.offer(Span(0, 2)),
-        m.Fault(node.life, "error", "x"),
-        m.CanaryAnswer(node.life, ("b",) * 3),
+        m.Fault(node.session, "error", "x"),
+        m.CanaryAnswer(node.session, ("b",) * 3),
     ):
         bench.mail.clear()
         bench.post(DATA, b"stranger", message, payload)
@@ -134,7 +134,7 @@ def test_a_connection_that_is_not_the_workers_changes_nothing() -> None:
 def test_answers_between_rounds_are_stale() -> None:
     bench = Bench()
     (node,) = bench.ready("a")
-    answer = m.LeafAnswer(node.life, 1, 1, 0, 0, 1, 0.5, 0)
+    answer = m.LeafAnswer(node.session, 1, 1, 0, 0, 1, 0.5, 0)
     before = snapshot(bench)
     node.say(answer, b"1234")
     assert [stale.what for stale in node.heard(m.Stale)] == ["no step is in work"]
@@ -156,12 +156,12 @@ def test_bytes_that_are_no_message_are_refused_and_change_nothing() -> None:
     node, _ = working(bench, "a", "b")
     before = snapshot(bench)
     for channel, peer in ((CONTROL, node.control), (DATA, node.data), (DATA, b"stranger")):
-        for frames in ([], [b"GET / HTTP/1.1"], [b"", b"", b""], [*encode(m.Refuse("x"))[:2], b"more"]):
+        for frames in ([], [b"GET / HTTP/1.1"], [b"", b"", b""], [*encode(m.Reject("x"))[:2], b"more"]):
             bench.mail.clear()
             bench.cluster.receive(Parcel(channel, peer, frames), bench.now)
             bench.collect()
             ((refusal, _),) = bench.mail[channel, peer]
-            assert isinstance(refusal, m.Refuse)
+            assert isinstance(refusal, m.Reject)
     assert snapshot(bench) == before
 
 
@@ -218,15 +218,15 @@ def test_a_time_that_is_none_does_not_touch_the_measured_speed(seconds: float) -
 
 
 def out_of_turn(node: ScriptedNode) -> dict[str, tuple[str, Message]]:
-    life = node.life
+    session = node.session
     return {
-        "a second model": (DATA, introduction(life)),
-        "a second canary": (DATA, m.CanaryAnswer(life, ("a",) * 3)),
-        "a beat as data": (DATA, m.Beat(life, 1, 2, 3)),
-        "a task": (DATA, m.Task(life, "gradient", 1, 1, 1, 0, 1, 1, "sft", "current", {})),
-        "an admission": (CONTROL, m.Admit(life, 1, 1.0, {})),
+        "a second model": (DATA, introduction(session)),
+        "a second canary": (DATA, m.CanaryAnswer(session, ("a",) * 3)),
+        "a beat as data": (DATA, m.Heartbeat(session, 1, 2, 3)),
+        "a task": (DATA, m.Assignment(session, "gradient", 1, 1, 1, 0, 1, 1, "sft", "current", {})),
+        "an admission": (CONTROL, m.Accept(session, 1, 1.0, {})),
         "a leaf as control": (CONTROL, node.answer(0)[0]),
-        "a stale": (DATA, m.Stale(life, "you")),
+        "a stale": (DATA, m.Stale(session, "you")),
     }
 
 
@@ -255,7 +255,7 @@ def test_a_worker_that_speaks_before_its_hello_is_not_heard() -> None:
     bench = Bench()
     node = ScriptedNode(bench, "a")
     node.enlist()
-    node.say(introduction(node.life))
+    node.say(introduction(node.session))
     assert len(node.heard(m.Stale)) == 1
     assert bench.cluster.introduction is None
 
@@ -267,12 +267,12 @@ def test_no_message_of_any_node_stops_the_coordinator(data: st.DataObject) -> No
     nodes = working(bench, "a", "b")
     newcomer = ScriptedNode(bench, "c")
     newcomer.enlist()
-    lives = [node.life for node in (*nodes, newcomer)]
+    lives = [node.session for node in (*nodes, newcomer)]
     current = {"step": 4, "attempt": 1, "adapter_version": 3, "stream": 1, "leaf": 0, "start": 0, "stop": 2}
     for _ in range(data.draw(st.integers(1, 5))):
         message = data.draw(ANY_MESSAGE)
-        if "life" in message.__struct_fields__ and data.draw(st.booleans()):
-            message = msgspec.structs.replace(message, life=data.draw(st.sampled_from(lives)))
+        if "session" in message.__struct_fields__ and data.draw(st.booleans()):
+            message = msgspec.structs.replace(message, session=data.draw(st.sampled_from(lives)))
         known = {name: value for name, value in current.items() if name in message.__struct_fields__}
         if known and data.draw(st.booleans()):
             message = msgspec.structs.replace(message, **known)

@@ -22,7 +22,7 @@ def test_a_loss_says_why_what_was_done_and_which_leaves_go_to_others() -> None:
     bench = Bench()
     node, _ = working(bench, "a", "b", leaves=4)
     told(bench)
-    node.tell(m.WorkerExit(node.life, "the worker was killed", ()))
+    node.tell(m.WorkerExit(node.session, "the worker was killed", ()))
     (lost, *_) = told(bench)
     assert (lost.name, lost.state, lost.action, lost.leaves) == (
         "a",
@@ -38,7 +38,7 @@ def test_a_node_without_work_is_lost_without_leaves() -> None:
     bench = Bench()
     (node,) = bench.ready("a")
     told(bench)
-    node.tell(m.Left(node.life))
+    node.tell(m.Leave(node.session))
     assert told(bench) == [NodeNews("a", "left", "left")]
 
 
@@ -46,7 +46,7 @@ def test_a_worker_that_is_started_anew_is_told_as_what_was_done() -> None:
     bench = Bench()
     node, _ = working(bench, "a", "b", leaves=4)
     told(bench)
-    node.say(m.Fault(node.life, "memory", "out of memory"))
+    node.say(m.Fault(node.session, "memory", "out of memory"))
     (lost, *_) = told(bench)
     assert (lost.cause, lost.action) == ("out of memory", "its worker is started anew; leaves [0, 2) go to others")
 
@@ -55,7 +55,7 @@ def test_too_few_nodes_are_a_pause_whose_end_says_how_long_it_was() -> None:
     bench = Bench(needing(2))
     node, other = working(bench, "a", "b", leaves=4)
     told(bench)
-    node.tell(m.Left(node.life))
+    node.tell(m.Leave(node.session))
     lost, pause = told(bench)
     assert (lost.name, lost.leaves) == ("a", (Span(0, 2),))  # the cause comes first
     assert (pause.name, pause.state) == ("", "paused")
@@ -79,7 +79,7 @@ def test_leaves_count_as_recomputed_when_they_were_begun_and_not_when_they_only_
     assert work.round is not None
     for leaf in (0, 1):  # computed, but their partial never comes
         node.say(*node.answer(leaf))
-    node.tell(m.Left(node.life))
+    node.tell(m.Leave(node.session))
     assert work.round.recomputed == 1  # leaf 2 was begun, leaf 3 was not
     for leaf in (4, 5, 6, 7):
         other.say(*other.answer(leaf))

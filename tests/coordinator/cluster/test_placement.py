@@ -9,20 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxdist.coordinator.cluster.node import Node
-from mlxdist.coordinator.cluster.placement import Gift, copies, share
+from mlxdist.coordinator.cluster.placement import Placement, copies, share
 from mlxdist.coordinator.schedule.assign import NodeSeconds
-from mlxdist.coordinator.schedule.rounds import Attempt, Round, begin_round, joined_runs, without
-from mlxdist.protocol.messages import Life
+from mlxdist.coordinator.schedule.rounds import Assignment, Round, begin_round, joined_spans, without
+from mlxdist.protocol.messages import SessionId
 from mlxdist.protocol.tree import Span
 from mlxdist.protocol.vectors import Vector
 from tests.coordinator.cluster.scripted_node import PARTIAL, new_cluster, request_of
 
 
 def nodes_of(*names: str) -> list[Node]:
-    return [Node(name, Life("run", 1, index), name.encode(), 0.0) for index, name in enumerate(names)]
+    return [Node(name, SessionId("run", 1, index), name.encode(), 0.0) for index, name in enumerate(names)]
 
 
-def shared(round_: Round, nodes: Sequence[Node]) -> list[Gift]:
+def shared(round_: Round, nodes: Sequence[Node]) -> list[Placement]:
     """The gifts, given."""
     seconds = {node.name: NodeSeconds([1.0] * len(round_.request.leaves)) for node in nodes}
     gifts = list(share(round_, nodes, seconds))
@@ -75,14 +75,14 @@ def test_a_suspicious_leaf_waits_for_a_node_that_is_idle() -> None:
     lost = next(attempt for attempt in round_.attempts.values() if attempt.node == "a")
     round_.deaths[0] = 2
     round_.drop(lost)
-    assert shared(round_, nodes[1:]) == [Gift("b", Span(1, 2))]  # b is at work: leaf 0 waits, the other does not
+    assert shared(round_, nodes[1:]) == [Placement("b", Span(1, 2))]  # b is at work: leaf 0 waits, the other does not
     assert round_.pending == [Span(0, 1)]
 
 
 def test_a_node_with_a_leaf_alone_is_given_nothing_else() -> None:
     round_ = round_of(1, deaths={0: 2})
     nodes = nodes_of("a")
-    assert shared(round_, nodes) == [Gift("a", Span(0, 1), alone=True)]
+    assert shared(round_, nodes) == [Placement("a", Span(0, 1), alone=True)]
     round_.pending = [Span(0, 1)]  # whatever it may be
     round_.deaths.clear()
     assert shared(round_, nodes) == []
@@ -91,13 +91,13 @@ def test_a_node_with_a_leaf_alone_is_given_nothing_else() -> None:
 def test_a_leaf_that_gave_nan_goes_to_a_node_on_which_it_did_not() -> None:
     round_ = round_of(2, nan={0: ["a"]})
     alone = [gift for gift in shared(round_, nodes_of("a", "b")) if gift.alone]
-    assert alone == [Gift("b", Span(0, 1), alone=True)]
+    assert alone == [Placement("b", Span(0, 1), alone=True)]
 
 
 def test_two_leaves_that_gave_nan_on_one_node_both_wait_for_the_other_node() -> None:
     round_ = round_of(2, nan={0: ["a"], 1: ["a"]})
     nodes = nodes_of("a", "b")
-    assert shared(round_, nodes) == [Gift("b", Span(0, 1), alone=True)]
+    assert shared(round_, nodes) == [Placement("b", Span(0, 1), alone=True)]
     assert round_.pending == [Span(1, 2)]
     assert shared(round_, nodes) == []
 
@@ -109,15 +109,15 @@ def test_a_node_whose_partial_waits_for_room_takes_the_leaf_that_the_sum_waits_f
     lost = round_.give(2, "b", Span(0, 4))
     round_.drop(lost)
     round_.nonfinite[0] = ["b"]
-    assert Gift("a", Span(0, 1), alone=True) in shared(round_, nodes_of("a", "b"))
+    assert Placement("a", Span(0, 1), alone=True) in shared(round_, nodes_of("a", "b"))
 
 
 def test_the_only_node_computes_a_nan_once_more_itself() -> None:
     round_ = round_of(2, nan={1: ["a"]})
-    assert Gift("a", Span(1, 2), alone=True) in shared(round_, nodes_of("a"))
+    assert Placement("a", Span(1, 2), alone=True) in shared(round_, nodes_of("a"))
 
 
-def late(attempt: Attempt) -> bool:
+def late(attempt: Assignment) -> bool:
     return True
 
 
@@ -126,7 +126,7 @@ def test_what_is_late_is_copied_once_by_an_idle_node_and_never_while_something_i
     nodes = nodes_of("a", "b", "c")
     round_.give(1, "a", Span(0, 4))
     gifts = list(copies(round_, nodes, late))
-    assert gifts == [Gift("b", Span(0, 4), copy=True)]
+    assert gifts == [Placement("b", Span(0, 4), copy=True)]
     round_.give(2, "b", Span(0, 4), copy=True)
     assert list(copies(round_, nodes, late)) == []  # c has nothing to do, and there is nothing more to copy
     round_.pending = [Span(0, 1)]
@@ -197,6 +197,6 @@ def test_a_span_without_a_hole_is_the_rest_and_joined_runs_are_the_same_leaves(a
     rest = list(without(span, hole))
     inside = [leaf for run in rest for leaf in range(run.start, run.stop)]
     assert inside == [leaf for leaf in range(span.start, span.stop) if not hole.start <= leaf < hole.stop]
-    joined = joined_runs(Span(leaf, leaf + 1) for leaf in reversed(inside))
+    joined = joined_spans(Span(leaf, leaf + 1) for leaf in reversed(inside))
     assert [leaf for run in joined for leaf in range(run.start, run.stop)] == inside
     assert all(one.stop < other.start for one, other in pairwise(joined))

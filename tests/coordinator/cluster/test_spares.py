@@ -28,12 +28,12 @@ def play(
                 node.say(node.offer(piece, stream, attempt=attempt.number))
                 node.send(stream, PARTIAL)
         for cancel in node.heard(m.Cancel):
-            node.say(m.Cancel(node.life, cancel.attempt))
+            node.say(m.Cancel(node.session, cancel.attempt))
     assert current.complete
     bench.cluster.release([vector for _, vector in bench.cluster.fetch_partials()])
     for node in nodes:
         for cancel in node.heard(m.Cancel):
-            node.say(m.Cancel(node.life, cancel.attempt))
+            node.say(m.Cancel(node.session, cancel.attempt))
     return runs
 
 
@@ -83,7 +83,7 @@ def test_a_spare_node_is_not_sent_adapters_that_it_does_not_need_and_takes_over_
     bench.cluster.set_adapter(9, ADAPTER)
     bench.begin(request_of(8, step=9, version=9))
     assert nodes[1].heard(m.VectorOffer) == []
-    nodes[0].tell(m.WorkerExit(nodes[0].life, "killed", ()))
+    nodes[0].tell(m.WorkerExit(nodes[0].session, "killed", ()))
     assert bench.cluster.round is not None
     assert [attempt.run for attempt in bench.cluster.round.of("slow")] == [Span(0, 8)]
     assert [offer.adapter_version for offer in nodes[1].heard(m.VectorOffer)] == [9]

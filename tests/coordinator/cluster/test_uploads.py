@@ -48,9 +48,9 @@ class RacingNode:
     jobs: deque[Callable[[], None]] = field(default_factory=deque)  # the worker's own pace
     lowest: int = 0  # the leaf that it works on, for the adversary's choice
 
-    def start(self, life: m.Life) -> None:
-        self.session = Session(self.name, life, elements=ELEMENTS)
-        self.session.say(m.Hello(life, m.PROTOCOL_VERSION, self.name, VERSIONS))
+    def start(self, session: m.SessionId) -> None:
+        self.session = Session(self.name, session, elements=ELEMENTS)
+        self.session.say(m.Hello(session, m.PROTOCOL_VERSION, self.name, VERSIONS))
         self.flush()
 
     def flush(self) -> None:
@@ -63,9 +63,9 @@ class RacingNode:
         while self.session.work:
             match self.session.work.popleft():
                 case LoadModel():
-                    self.session.say(introduction(self.session.life))
+                    self.session.say(introduction(self.session.id))
                 case ComputeCanary():
-                    self.session.say(m.CanaryAnswer(self.session.life, CANARY))
+                    self.session.say(m.CanaryAnswer(self.session.id, CANARY))
                 case ComputeLeaves() as work:
                     for span in subtrees(work.task.total, Span(work.task.start, work.task.stop)):
                         self.jobs.append(lambda span=span, work=work: self.compute(work, span))  # type: ignore[misc]
@@ -78,7 +78,7 @@ class RacingNode:
 
         def one(leaf: int) -> Vector:
             assert self.session is not None
-            answer = m.LeafAnswer(self.session.life, task.step, task.attempt, task.adapter_version, leaf, 1, 1.0, 0)
+            answer = m.LeafAnswer(self.session.id, task.step, task.attempt, task.adapter_version, leaf, 1, 1.0, 0)
             self.session.say(answer, np.float32([leaf]).tobytes())
             return gradient_of(leaf, work.adapter)
 
@@ -101,8 +101,8 @@ class Race:
         self.freed: list[Vector] = []
         self.total: TreeSum[Vector] = TreeSum(1, self.add)
         for name, node in self.nodes.items():
-            self.receive(CONTROL, name, encode(m.Enlist(m.PROTOCOL_VERSION, name, 1, 0, {})))
-            node.start(self.cluster.nodes[name].life)
+            self.receive(CONTROL, name, encode(m.Register(m.PROTOCOL_VERSION, name, 1, 0, {})))
+            node.start(self.cluster.nodes[name].session)
         while any(node.up or node.down for node in self.nodes.values()):
             for _, move in self.moves():
                 move()
@@ -248,7 +248,7 @@ def test_unfair_shares_with_many_partials_fill_the_memory_to_the_bound_and_not_b
 
 
 def offer_of(start: int, stop: int, stream: int) -> m.VectorOffer:
-    return m.VectorOffer(m.Life("run", 1, 1), stream, "partial", 0, ELEMENTS, 1, 1, start, stop, 0, ELEMENTS)
+    return m.VectorOffer(m.SessionId("run", 1, 1), stream, "partial", 0, ELEMENTS, 1, 1, start, stop, 0, ELEMENTS)
 
 
 def admitted(uploads: Uploads, lowest: int) -> list[tuple[str, int, int]]:

@@ -46,7 +46,7 @@ def test_an_automatic_warmup_is_a_tenth_rounded_up_and_a_number_stays() -> None:
     assert warmup_steps(TrainConfig(warmup_steps=7), 100) == 7
 
 
-@pytest.mark.parametrize("key", ["passes", "max_hours"])
+@pytest.mark.parametrize("key", ["epochs", "max_hours"])
 def test_passes_or_hours_take_the_place_of_the_default_steps(tmp_path: Path, key: str) -> None:
     config = load(run_file(tmp_path, f"[train]\n{key} = 2"))
     assert (config.train.steps, getattr(config.train, key)) == (None, 2.0)
@@ -87,7 +87,7 @@ def test_a_folder_and_nothing_at_all_mean_run_toml(tmp_path: Path, monkeypatch: 
 
 def test_json_keeps_nulls_and_has_paths_as_text(tmp_path: Path) -> None:
     config = load(
-        run_file(tmp_path, 'model = "m"\ndata.path = "rows"\ndata.columns = {prompt = "q"}\n[train]\npasses = 1'),
+        run_file(tmp_path, 'model = "m"\ndata.path = "rows"\ndata.columns = {prompt = "q"}\n[train]\nepochs = 1'),
         not_yet=EVERYTHING,
     )
     said = json.loads(json.dumps(as_json(config), allow_nan=False))
@@ -129,8 +129,8 @@ def test_a_bare_word_that_looks_like_a_date_is_text(tmp_path: Path, monkeypatch:
 
 
 def test_an_override_displaces_the_files_alternative(tmp_path: Path) -> None:
-    train = load(run_file(tmp_path, "[train]\nsteps = 50"), ["train.passes=0.5"]).train
-    assert (train.steps, train.passes) == (None, 0.5)
+    train = load(run_file(tmp_path, "[train]\nsteps = 50"), ["train.epochs=0.5"]).train
+    assert (train.steps, train.epochs) == (None, 0.5)
 
 
 def test_an_override_spares_what_it_replaces_its_checks(tmp_path: Path) -> None:

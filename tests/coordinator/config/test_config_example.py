@@ -44,7 +44,7 @@ def test_the_example_shows_every_key_with_its_real_default(tmp_path: Path) -> No
     real = {key: value_at(config, key) for key in hints()}
     assert real["output"] == tmp_path / shown.pop("output")
     assert real["data.path"] == str(tmp_path / shown.pop("data.path"))
-    assert shown.pop("train.passes") is not None
+    assert shown.pop("train.epochs") is not None
     assert shown.pop("train.max_hours") is not None
     for key, value in shown.items():
         assert real[key] == (tuple(value) if isinstance(value, list) else value), key

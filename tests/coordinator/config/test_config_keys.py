@@ -44,8 +44,8 @@ from tests.coordinator.config.run_files import refusal, run_file
         ),
         (
             "[train]\nnum-train-epochs = 3",
-            "run.toml:4: train.num-train-epochs is not a key here: it is called train.passes "
-            "(a pass is once through the data)",
+            "run.toml:4: train.num-train-epochs is not a key here: it is called train.epochs "
+            "(an epoch is once through the data)",
         ),
         (
             "[lora]\nuse_dora = true",
@@ -70,7 +70,7 @@ def test_an_unknown_key_is_led_home(tmp_path: Path, text: str, said: str) -> Non
         "lora_layers",
         "per_device_train_batch_size",
         "num_train_epochs",
-        "epochs",
+        "passes",
         "max_seq_length",
     ],
 )
@@ -100,7 +100,7 @@ def test_ideas_that_we_lack_have_a_sentence_of_their_own(tmp_path: Path, word: s
 
 def _wrong_values() -> list[tuple[str, str]]:
     fractions = ["data.valid_fraction", "lora.dropout"]
-    positive = ["lora.scale", "train.eps", "preference.beta", "train.passes", "train.max_hours"]
+    positive = ["lora.scale", "train.eps", "preference.beta", "train.epochs", "train.max_hours"]
     positive += [key for key in hints() if key.startswith("timing.")]
     counts = [
         "batch.size",

@@ -65,10 +65,10 @@ def test_a_template_is_text_or_a_file(tmp_path: Path) -> None:
     [
         (
             "sft",
-            ["train.steps=5", "train.passes=1"],
-            "train.passes and train.steps exclude each other: keep one of them",
+            ["train.steps=5", "train.epochs=1"],
+            "train.epochs and train.steps exclude each other: keep one of them",
         ),
-        ("sft", ["train.passes=1", "train.max_hours=1"], "train.max_hours and train.passes exclude each other"),
+        ("sft", ["train.epochs=1", "train.max_hours=1"], "train.max_hours and train.epochs exclude each other"),
         (
             "sft",
             ["data.valid_path=rows", "data.valid_fraction=0.1"],
@@ -158,7 +158,7 @@ def test_a_broken_rule_is_refused(
         ("sft", ["memory.grad_checkpoint=true"]),
         ("sft", ["memory.grad_checkpoint=true", "memory.segment_size=off"]),
         ("sft", ["train.warmup_steps=100"]),
-        ("sft", ["train.warmup_steps=101", "train.passes=1"]),
+        ("sft", ["train.warmup_steps=101", "train.epochs=1"]),
         ("sft", ["batch.order=shuffled", "data.train_on=everything"]),
         ("sft", ["data.columns={prompt = 'instruction', completion = 'output'}"]),
         ("dpo", ["preference.loss=robust", "preference.label_smoothing=0.1", "train.best_by=rewards/accuracies"]),

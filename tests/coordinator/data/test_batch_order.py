@@ -1,4 +1,4 @@
-"""The order of the data: windows, steps, passes and their ends, a pure function of lengths and configuration."""
+"""The order of the data: windows, steps, epochs and their ends, a pure function of lengths and configuration."""
 
 from itertools import islice
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxdist.coordinator.batch.batch_order import Step, steps, steps_per_pass, total_steps
+from mlxdist.coordinator.batch.batch_order import Step, steps, steps_per_epoch, total_steps
 from mlxdist.coordinator.batches import iterate_dpo_batches, iterate_sft_batches
 from mlxdist.coordinator.config.schema import BatchConfig, TrainConfig
 from mlxdist.coordinator.dataset import DpoExample, SftExample
@@ -65,7 +65,7 @@ def test_a_kept_kto_tail_of_one_row_joins_the_window_before_it() -> None:
     config = batch("kto", size=5, remainder="keep")  # 5 + 5 + 1
     assert [len(rows_of(step)) for step in islice(steps(LENGTHS, config, "kto"), 2)] == [5, 6]
     assert [len(rows_of(step)) for step in islice(steps(LENGTHS, config, "dpo"), 3)] == [5, 5, 1]
-    assert (steps_per_pass(11, config, "kto"), steps_per_pass(11, config, "dpo")) == (2, 3)
+    assert (steps_per_epoch(11, config, "kto"), steps_per_epoch(11, config, "dpo")) == (2, 3)
 
 
 def test_fewer_rows_than_a_window_make_one_under_keep_and_none_under_drop() -> None:
@@ -74,12 +74,12 @@ def test_fewer_rows_than_a_window_make_one_under_keep_and_none_under_drop() -> N
 
 
 @pytest.mark.parametrize(
-    ("passes", "expected"),
+    ("epochs", "expected"),
     [(1.0, 10), (0.5, 5), (0.05, 1), (1.1, 11), (2.0, 20), (0.3, 3), (0.31, 4), (1000.0, 10_000), (1e-9, 1), (3, 30)],
 )
-def test_passes_are_the_decimal_that_was_written(passes: float, expected: int) -> None:
-    """p passes of 10 steps are ceil(p * 10): 1.1 passes are 11 steps, though 1.1 * 10 > 11 in binary."""
-    train = TrainConfig(steps=None, passes=passes)
+def test_passes_are_the_decimal_that_was_written(epochs: float, expected: int) -> None:
+    """p epochs of 10 steps are ceil(p * 10): 1.1 epochs are 11 steps, though 1.1 * 10 > 11 in binary."""
+    train = TrainConfig(steps=None, epochs=epochs)
     assert total_steps(train, 20, batch(size=2), "sft") == expected
 
 
@@ -100,10 +100,10 @@ def test_a_pass_has_the_steps_it_says_and_each_row_at_most_once(
     lengths: list[int], size: int, accum: int, remainder: str, method: str, seed: int
 ) -> None:
     config = batch(method, size=size, grad_accum_steps=accum, remainder=remainder, seed=seed)
-    per_pass = steps_per_pass(len(lengths), config, method)
-    once = list(islice(steps(lengths, config, method), per_pass))
+    per_epoch = steps_per_epoch(len(lengths), config, method)
+    once = list(islice(steps(lengths, config, method), per_epoch))
     rows = [row for step in once for row in rows_of(step)]
-    assert len(once) == per_pass
+    assert len(once) == per_epoch
     assert len(rows) == len(set(rows)) == (len(lengths) if remainder == "keep" else len(lengths) // size * size)
-    twice = [step.windows for step in islice(steps(lengths, config, method), per_pass, 2 * per_pass)]
+    twice = [step.windows for step in islice(steps(lengths, config, method), per_epoch, 2 * per_epoch)]
     assert sum(map(len, twice)) == sum(len(step.windows) for step in once)

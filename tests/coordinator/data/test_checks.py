@@ -66,15 +66,15 @@ def test_a_preference_row_that_loses_its_whole_prompt_is_counted(tmp_path: Path)
         ),
         (
             *(9, "dpo", {"size": 8}),
-            "1 of 9 pairs fills no window of 8 and sits out each pass, others every time; "
+            "1 of 9 pairs fills no window of 8 and sits out each epoch, others every time; "
             'batch.remainder = "keep" trains it.',
         ),
         (3, "sft", {"size": 8, "remainder": "keep"}, "3 rows do not fill a window of 8: each step takes them all."),
-        (10, "sft", {"size": 2, "grad_accum_steps": 2}, "The last step of each pass has 1 window instead of 2."),
+        (10, "sft", {"size": 2, "grad_accum_steps": 2}, "The last step of each epoch has 1 window instead of 2."),
         (
             *(400, "sft", {"size": 1}),
-            "100 of the 400 steps of a pass are taken: about 25 % of the rows are trained; "
-            "train.passes = 1.0 would train all.",
+            "100 of the 400 steps of an epoch are taken: about 25 % of the rows are trained; "
+            "train.epochs = 1.0 would train all.",
         ),
     ],
 )

@@ -55,7 +55,7 @@ def test_padding_is_that_of_the_leaves_that_a_pass_is_cut_into(tmp_path: Path) -
     assert together is not None
     assert alone.padding == 0.0
     assert together.padding == pytest.approx(1 - 100 / (4 * 65))
-    assert (together.steps_per_pass, together.size, together.micro_size) == (1, 4, 4)
+    assert (together.steps_per_epoch, together.size, together.micro_size) == (1, 4, 4)
 
 
 def test_every_faulty_row_is_listed_not_only_ten(tmp_path: Path) -> None:

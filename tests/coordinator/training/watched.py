@@ -32,7 +32,7 @@ def leaves_without_reference(engines: Sequence[Watched], verb: str = "gradient")
             if work.task.verb != verb:
                 continue
             names = ("reference", "reference_rejected")
-            asked = [any(np.isnan(leaf.get(name, ())).any() for name in names) for leaf in work.numbers]
+            asked = [any(np.isnan(leaf.get(name, ())).any() for name in names) for leaf in work.row_inputs]
             if verb == "score":
                 asked = ["reference" in work.task.parameters] * len(work.leaves)
             found[work.task.step] = found.get(work.task.step, 0) + sum(asked)
