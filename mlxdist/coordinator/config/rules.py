@@ -7,6 +7,7 @@ from mlxdist.coordinator.config.schema import RunConfig
 from mlxdist.protocol.losses import loss_fault
 
 ROLES = ("messages", "tools", "text", "prompt", "completion", "chosen", "rejected", "label")
+TEXT_ROLES = ("text", "prompt", "completion", "chosen", "rejected")  # that several columns of text may be joined into
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,17 @@ def one_validation(config: RunConfig, given: Given) -> Iterator[Broken]:
 
 def known_columns(config: RunConfig, given: Given) -> Iterator[Broken]:
     """Columns map our names to the file's, not the other way round."""
-    for role, column in config.data.columns.items():
+    for role, theirs in config.data.columns.items():
+        column = theirs if isinstance(theirs, str) else ""
         if role not in ROLES:
             turned = f'; did you mean {column} = "{role}"?' if column in ROLES else ""
             allowed = f"a column of that name is not known; the left side is one of {', '.join(ROLES)}"
             yield Broken(f"data.columns.{role}", f"{allowed}, the right side the name in the file{turned}")
-        elif not column:
+        elif not theirs or (isinstance(theirs, tuple) and "" in theirs):
             yield Broken(f"data.columns.{role}", "is empty; name the key of the rows that holds it")
+        elif isinstance(theirs, tuple) and role not in TEXT_ROLES:
+            text = f"joins columns, which only {', '.join(TEXT_ROLES)} can be made of; name one column"
+            yield Broken(f"data.columns.{role}", text)
 
 
 def keys_of_the_method(config: RunConfig, given: Given) -> Iterator[Broken]:

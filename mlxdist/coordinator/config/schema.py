@@ -28,7 +28,7 @@ class DataConfig:
     path: Text  # folder with train.jsonl (valid.jsonl, test.jsonl), a file, or a hub id; absolute once loaded
     valid_path: str = ""  # validation rows, a file or folder; "" = valid.jsonl of the folder, where there is one
     valid_fraction: Part = 0.0  # part of the training rows kept back for validation; 0 = none
-    columns: Mapping[str, str] = field(default_factory=dict)  # our name = the name in the file
+    columns: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)  # our name = the file's, or a list joined
     train_on: Literal["last", "all", "everything"] = "last"  # messages: last or all assistant turns, or every token
     append_eos: bool = True  # one end token after completions and preference responses
     unpair: bool = False  # kto: each pair becomes a desirable and an undesirable row

@@ -1,6 +1,6 @@
-"""What is said of the data before the first step: what is cut, left out, kept back or never trained. Refusals too."""
+"""Sentences on the data for before the first step: what is cut, left out, kept back or never read. Refusals too."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -9,8 +9,11 @@ from mlxdist.coordinator.batch.batch_order import steps_per_epoch, total_steps, 
 from mlxdist.coordinator.batch.row_store import Rows
 from mlxdist.coordinator.config.advice import kto_weights_advice
 from mlxdist.coordinator.config.schema import BatchConfig, PreferenceConfig, RunConfig
+from mlxdist.coordinator.data.columns import sources
+from mlxdist.coordinator.encode.row_formats import SHAPES, Columns, columns_said
 from mlxdist.protocol.errors import DataError
 
+MOST_COLUMNS = 8  # columns or files that one sentence names
 FITS = (0.9, 0.99, 1.0)  # shares of the rows whose lengths are named
 
 
@@ -59,6 +62,44 @@ def prompt_notes(data: Rows, max_length: int, n_bos: int) -> list[str]:
         return []
     whose = "1 row has a response that fills" if lost == 1 else f"{lost} rows have a response that fills"
     return [f"{whose} batch.max_length = {max_length} by itself: its prompt is cut away entirely."]
+
+
+def naming_notes(name: str, known: str, named: Columns, columns: Mapping[str, int]) -> Iterator[str]:
+    """The way of writing that the rows of a file were recognized by.
+
+    `columns` are all that its rows have. Raises DataError for one that data.columns joins and no row has.
+    """
+    if known:
+        there = {ours: tuple(key for key in sources(named, ours) if key in columns) for ours in named}
+        yield f"{name} is written as {known} files are, and read with data.columns = {columns_said(there)}."
+        return
+    for ours in named:
+        for theirs in sources(named, ours):
+            if columns and theirs not in columns:
+                raise DataError(f"{name}: no row has {theirs!r}, which data.columns joins into {ours}")
+
+
+def unread_notes(name: str, shape: str, n_rows: int, named: Columns, columns: Mapping[str, int]) -> Iterator[str]:
+    """The columns of a file with text that nothing reads, each with its share of the `n_rows` good rows."""
+    unread = {key: count for key, count in columns.items() if count}
+    if not unread:
+        return
+    said = [f"{key} ({percent(count, n_rows)} of the rows)" for key, count in sorted(unread.items())]
+    more = f" and {len(said) - MOST_COLUMNS} more" if len(said) > MOST_COLUMNS else ""
+    sentence = f"{name} has text that nothing reads, in {', '.join(said[:MOST_COLUMNS])}{more}"
+    ours = {ours: named.get(ours, ours) for ours in SHAPES[shape]}
+    needed = {key: theirs for key, theirs in ours.items() if key == "prompt" or theirs != key}
+    joined = columns_said(needed, unread)
+    advice = f"; data.columns = {joined} would join it to the prompt" if joined != columns_said(needed) else ""
+    yield f"{sentence}{advice}."
+
+
+def file_notes(unread: Sequence[str]) -> list[str]:
+    """The files beside the training rows that look like rows, too, and belong to no split of the run."""
+    if not unread:
+        return []
+    shown = ", ".join(unread[:MOST_COLUMNS]) + (f" and {len(unread) - MOST_COLUMNS} more" if len(unread) > MOST_COLUMNS else "")
+    return [f"Beside the training rows, nothing reads {shown} (data.valid_path names a validation file)."]
 
 
 def order_notes(n_rows: int, config: RunConfig) -> list[str]:

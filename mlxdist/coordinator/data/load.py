@@ -10,9 +10,12 @@ from mlxdist.coordinator.config.schema import RunConfig
 from mlxdist.coordinator.data.checks import (
     balance_notes,
     cut_notes,
+    file_notes,
     fits_phrase,
+    naming_notes,
     order_notes,
     prompt_notes,
+    unread_notes,
     valid_cut_notes,
 )
 from mlxdist.coordinator.data.ingest import Progress, ReadFile, read_source
@@ -71,6 +74,7 @@ def read_splits(splits: Splits, encoding: Encoding, *, progress: Progress) -> Da
     """The rows of `splits`. Raises DataError."""
     files = [read_source(source, encoding, progress) for source in (splits.train, splits.valid) if source is not None]
     notes = fault_notes(files, encoding.config)
+    notes += [*column_notes(files), *file_notes(splits.unread)]
     train, valid, said = parted(files[0], files[1] if splits.valid is not None else None, encoding.config)
     notes += said
     for check in checks(files[0], train, encoding):
@@ -122,9 +126,9 @@ def split(file: ReadFile, fraction: float, seed: int) -> tuple[StoredRows, Store
     The rows that were made of one line stay together. At least one line goes to each side where there are two.
     """
     store = file.store
-    lines: dict[int, list[int]] = {}
-    for row, line in enumerate(store.lines):
-        lines.setdefault(line, []).append(row)
+    lines: dict[str, list[int]] = {}
+    for row in range(len(store)):
+        lines.setdefault(store.where(row), []).append(row)
     order = list(lines)
     fisher_yates(order, mulberry32(seed))
     n_valid = min(max(round(fraction * len(order)), 1), len(order) - 1)
@@ -133,6 +137,22 @@ def split(file: ReadFile, fraction: float, seed: int) -> tuple[StoredRows, Store
         StoredRows(store, [row for line in lines if line not in kept_back for row in lines[line]]),
         StoredRows(store, [row for line in lines if line in kept_back for row in lines[line]]),
     )
+
+
+def column_notes(files: Sequence[ReadFile]) -> list[str]:
+    """How the columns of the files were recognized, and which of them nothing reads: of validation where it differs.
+
+    Raises DataError for a column of data.columns that no row has.
+    """
+    notes: list[str] = []
+    before: list[object] = []
+    for file in files:
+        name, n_rows, unread = file.store.name, len(file.store), {key for key, count in file.columns.items() if count}
+        named = list(naming_notes(name, file.known, file.named, file.columns))
+        if (file.known, unread) not in before and file.shape:
+            notes += [*named, *unread_notes(name, file.shape, n_rows, file.named, file.columns)]
+        before.append((file.known, unread))
+    return notes
 
 
 def fault_notes(files: Sequence[ReadFile], config: RunConfig) -> list[str]:

@@ -18,6 +18,7 @@ class Encoding:
     config: RunConfig
     tokenizer: Tokenizer
     template: ChatTemplate
+    vocabulary: int | None = None  # rows of the model's embedding; None: not known
 
     @property
     def bos(self) -> list[int]:

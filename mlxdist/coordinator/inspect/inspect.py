@@ -11,8 +11,9 @@ from rich.console import Console
 
 from mlxdist.coordinator.config.load import load
 from mlxdist.coordinator.config.schema import METHOD_DEFAULTS, BatchConfig, DataConfig, PreferenceConfig, RunConfig
-from mlxdist.coordinator.data.ingest import Progress, fields_of, read_source
-from mlxdist.coordinator.data.load import checks, encoding_of, parted, template_notes
+from mlxdist.coordinator.data.checks import file_notes
+from mlxdist.coordinator.data.ingest import Progress, read_source, row_of
+from mlxdist.coordinator.data.load import checks, column_notes, encoding_of, parted, template_notes
 from mlxdist.coordinator.data.records import Source, Splits
 from mlxdist.coordinator.data.sources import find
 from mlxdist.coordinator.encode.chat_template import ChatTemplate
@@ -98,7 +99,7 @@ def guess_method(source: Source) -> str:
         for method in ("dpo", "kto", "sft"):
             try:
                 shaping = Shaping(method, {})
-                shape_of(fields_of(record, shaping), shaping)
+                shape_of(row_of(record, shaping).fields, shaping)
             except RowError:
                 continue
             return method
@@ -120,6 +121,8 @@ def examine(splits: Splits, encoding: Encoding, *, unit: str, progress: Progress
     batch, shown = None, []
     try:
         train, _, notes = parted(files["train"], files.get("valid"), config)
+        notes = [*column_notes([files[split] for split in ("train", "valid") if split in files]), *notes]
+        notes += file_notes(splits.unread)
         for check in checks(files["train"], train, encoding):
             try:
                 notes += check()

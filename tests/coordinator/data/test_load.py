@@ -74,8 +74,12 @@ def test_columns_give_our_names_to_the_files_keys(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "method", "remedy"),
     [
-        ({"instruction": "p", "output": "c"}, "sft", 'data.columns = {prompt = "instruction", completion = "output"}'),
-        ({"conversations": []}, "sft", 'data.columns = {messages = "conversations"}'),
+        ({"question": "p", "answer": "c"}, "sft", 'data.columns = {prompt = "question", completion = "answer"}'),
+        (
+            *({"instruction": "p", "context": "x", "response": "c"}, "sft"),
+            'data.columns = {prompt = ["instruction", "context"], completion = "response"}',
+        ),
+        ({"dialog": []}, "sft", 'data.columns = {messages = "dialog"}'),
         ({"prompt": "p", "chosen": "a", "rejected": "b"}, "sft", 'which method = "dpo" trains on'),
         ({"prompt": "p", "completion": "a", "label": True}, "dpo", 'which method = "sft" trains on'),
         ({"prompt": "p", "chosen": "a", "rejected": "b"}, "kto", "data.unpair = true makes kto rows of pairs"),
