@@ -25,6 +25,7 @@ from mlxdist.coordinator.memory.fit import fit, kept_settings, this_machine
 from mlxdist.coordinator.report.format import count
 from mlxdist.coordinator.report.plain import open_display
 from mlxdist.coordinator.report.reporter import Reporter, Status, Summary
+from mlxdist.coordinator.storage.first_reading import first_reading
 from mlxdist.coordinator.storage.node_log import append_line
 from mlxdist.coordinator.storage.open_run import open_run
 from mlxdist.coordinator.storage.run_folder import RunFolder, write_json
@@ -75,7 +76,8 @@ def run(
     ):
         report = Reporter(folder, display, clock=clock)
         try:
-            dataset = read(config, progress=report.stage)
+            moment = first_reading(folder, datetime.now())
+            dataset = read(config, progress=report.stage, moment=moment)
             earlier = earlier_life(folder) if resume else None
             notes = []
             if earlier is not None:

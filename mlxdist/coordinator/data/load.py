@@ -1,7 +1,9 @@
 """Reads the data of a run: everything is found, checked, tokenised and counted before a model is loaded."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from mlxdist.coordinator.batch.row_store import StoredRows
@@ -18,6 +20,7 @@ from mlxdist.coordinator.data.checks import (
     unread_notes,
     valid_cut_notes,
 )
+from mlxdist.coordinator.data.dated_template import DatedTemplate, asks_for_the_date
 from mlxdist.coordinator.data.ingest import Progress, ReadFile, read_source
 from mlxdist.coordinator.data.records import Splits
 from mlxdist.coordinator.data.sources import find
@@ -47,27 +50,45 @@ class Dataset:
         return self.valid.digest if self.valid is not None else ""
 
 
-def read(config: RunConfig, *, progress: Progress) -> Dataset:
+def read(config: RunConfig, *, progress: Progress, moment: datetime | None = None) -> Dataset:
     """The rows of `config`, tokenised with the model's tokenizer; its parameters are not touched.
 
-    `progress` gets what is read and the part of it that is done, 0 to 1. Raises DataError (rows, files) or ConfigError
-    (the tokenizer) with what to do.
+    `progress` gets the thing that is read and the part of it that is done, 0 to 1. `moment`: see `encoding_of`. Raises
+    DataError (rows, files) or ConfigError (the tokenizer) with the cure.
     """
     splits = find(config.data.path, config.data.valid_path)
     progress("reading the tokenizer", 0.0)
-    return read_splits(splits, encoding_of(config), progress=progress)
+    return read_splits(splits, encoding_of(config, moment), progress=progress)
 
 
-def encoding_of(config: RunConfig) -> Encoding:
-    """The tokenizer and chat template of a run. Takes about 2 s. Raises ConfigError."""
+def encoding_of(config: RunConfig, moment: datetime | None = None) -> Encoding:
+    """The tokenizer and chat template of a run. Takes about 2 s. Raises ConfigError.
+
+    `moment`: the date for a template that writes one; None: now.
+    """
     from mlxdist.coordinator.encode.tokenizer import hub_tokenizer, load
 
     given = config.data.chat_template
     text = Path(given).read_text(encoding="utf-8") if given and "{" not in given and "\n" not in given else given
     wrapper = load(config.model, text)
     apply = wrapper.apply_chat_template if wrapper.has_chat_template else None
+    if apply is not None and asks_for_the_date(wrapper.chat_template):
+        apply = DatedTemplate(wrapper, moment or datetime.now())
     template = ChatTemplate(apply, config.data.chat_template_kwargs)
-    return Encoding(config, hub_tokenizer(wrapper, wrapper.eos_token_ids), template)
+    tokenizer = hub_tokenizer(wrapper, wrapper.eos_token_ids)
+    return Encoding(config, tokenizer, template, embeddings(Path(wrapper.name_or_path)))
+
+
+def embeddings(folder: Path) -> int | None:
+    """The number of tokens that the model in `folder` has embeddings of; None where its config.json does not say."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    tables = [config, config.get("text_config"), config.get("llm_config")]
+    names = ("vocab_size", "num_vocab", "embedding_size")
+    sizes = [table.get(name) for table in tables if isinstance(table, dict) for name in names]
+    return max((size for size in sizes if isinstance(size, int)), default=None)
 
 
 def read_splits(splits: Splits, encoding: Encoding, *, progress: Progress) -> Dataset:
@@ -177,5 +198,11 @@ def template_notes(file: ReadFile, encoding: Encoding) -> list[str]:
     if file.plain and encoding.template.apply is not None:
         notes.append(
             "Prompts and responses are plain texts: the model's chat template, which is for messages, is not used."
+        )
+    apply = encoding.template.apply
+    if isinstance(apply, DatedTemplate) and apply.writes:
+        notes.append(
+            f"The chat template writes the date into the rows: {apply.moment:%Y-%m-%d}, the day of the run's first "
+            "reading, which --resume keeps; a program that uses the adapter writes the day of its use."
         )
     return notes
