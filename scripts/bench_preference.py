@@ -107,7 +107,7 @@ def train_theirs(folder: Path) -> dict[str, Any]:
     from mlx_lm.tuner.utils import linear_to_lora_layers
     from mlx_lm_lora.trainer.dpo_trainer import DPOTrainingArgs, train_dpo
 
-    from mlxdist.coordinator.config.load import load as load_config
+    from mlxdist.coordinator.config.load import load_config
     from mlxdist.coordinator.data.load import read
 
     if platform.system() != "Darwin":

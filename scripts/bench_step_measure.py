@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from mlxdist.coordinator.batch.batch_order import Step
 from mlxdist.coordinator.batch.batch_order import steps as order_steps
-from mlxdist.coordinator.config.load import load as load_config
+from mlxdist.coordinator.config.load import load_config
 from mlxdist.coordinator.config.run_spec import run_spec
 from mlxdist.coordinator.data.load import read
 from mlxdist.coordinator.training import initial_adapter as adapters

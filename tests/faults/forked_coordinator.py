@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mlxdist.coordinator.config.hosts import CoordinatorHost, Hosts
-from mlxdist.coordinator.config.load import load
+from mlxdist.coordinator.config.load import load_config
 from mlxdist.coordinator.config.schema import RunConfig
 from mlxdist.protocol.errors import MlxdistError
 from tests.faults.fault_nodes import FaultNodes
@@ -144,7 +144,7 @@ def _live(order: dict[str, object]) -> None:
         try:
             sets = order["sets"]
             assert isinstance(sets, list)
-            config: RunConfig = load(Path(str(order["config"])), sets)
+            config: RunConfig = load_config(Path(str(order["config"])), sets)
             hosts = Hosts(
                 None, CoordinatorHost(port=int(str(order["port"])), min_nodes=int(str(order["min_nodes"]))), ()
             )

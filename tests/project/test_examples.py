@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from mlxdist.coordinator.config.load import load
+from mlxdist.coordinator.config.load import load_config
 from mlxdist.coordinator.config.schema import RunConfig
 from mlxdist.coordinator.data.load import read
 from mlxdist.coordinator.inspect.inspect import InspectOptions, inspect
@@ -23,7 +23,7 @@ def quiet() -> Console:
 
 
 def loaded(method: str, *overrides: str) -> RunConfig:
-    return load(EXAMPLES / method / "run.toml", overrides)
+    return load_config(EXAMPLES / method / "run.toml", overrides)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 
 from mlxdist.coordinator.config.hosts import load_hosts
-from mlxdist.coordinator.config.load import load
+from mlxdist.coordinator.config.load import load_config
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 
@@ -23,7 +23,7 @@ def test_the_run_and_the_hosts_of_the_readme_are_taken(tmp_path: Path) -> None:
     (tmp_path / "mine.jsonl").write_text(block('{"prompt"'), encoding="utf-8")
     (tmp_path / "run.toml").write_text(block("model ="), encoding="utf-8")
     (tmp_path / "hosts.toml").write_text(block("run ="), encoding="utf-8")
-    config = load(tmp_path / "run.toml")
+    config = load_config(tmp_path / "run.toml")
     assert (config.method, config.batch.size, config.train.epochs) == ("sft", 6, 4)
     hosts = load_hosts(tmp_path / "hosts.toml")
     assert hosts.run == tmp_path / "run.toml"

@@ -4,21 +4,23 @@ Every default stands here and nowhere else. A field's type holds its allowed val
 meaning and unit. `config_load.load` makes these from a file; nobody changes them afterwards.
 """
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from mlxdist.coordinator.config.field_types import Filled, Limits
+from msgspec import Meta
 
-Count = Annotated[int, Limits(low=1)]
-CountOrOff = Annotated[int, Limits(low=0)]
-Positive = Annotated[float, Limits(above=0)]
-NotNegative = Annotated[float, Limits(low=0)]
-Share = Annotated[float, Limits(low=0, high=1)]  # 0 and 1 included
-Part = Annotated[float, Limits(low=0, under=1)]  # 1 excluded
-Text = Annotated[str, Filled()]
+from mlxdist.coordinator.config.field_types import Text
+
+Count = Annotated[int, Meta(ge=1)]
+CountOrOff = Annotated[int, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0)]
+NotNegative = Annotated[float, Meta(ge=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]  # 0 and 1 included
+Part = Annotated[float, Meta(ge=0, lt=1)]  # 1 excluded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +48,11 @@ class BatchConfig:
     size: Count = 8  # rows (pairs for dpo) per window, over all nodes
     grad_accum_steps: Count = 1  # windows per step
     micro_size: Count = 1  # rows (pairs) per leaf: what one forward and backward holds
-    max_length: Annotated[int, Limits(low=2)] = 1024  # tokens; longer rows are cut
+    max_length: Annotated[int, Meta(ge=2)] = 1024  # tokens; longer rows are cut
     max_cut: Share = 0.1  # the run does not start when a greater part of the rows would be cut
     order: Literal["sorted", "shuffled"] = "sorted"  # dpo, kto: shuffled. sorted = windows of like length, shuffled
     remainder: Literal["drop", "keep"] = "drop"  # the rows of an epoch that fill no window
-    seed: Annotated[int, Limits(low=0, high=2**32 - 1)] = 0  # of the order, the initial adapter and dropout
+    seed: Annotated[int, Meta(ge=0, le=2**32 - 1)] = 0  # of the order, the initial adapter and dropout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +64,7 @@ class LoraConfig:
     dropout: Part = 0.0  # on the adapter's input; must be 0 for dpo and kto
     rank_scaling: Literal["constant", "by_bits", "by_kl"] = "by_bits"  # rank per layer, from its bits or measured loss
     target_modules: tuple[Text, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-    num_layers: Annotated[int, Limits(low=1, also=(-1,))] = -1  # the last N layers; -1 = all
+    num_layers: Count | Literal[-1] = -1  # the last N layers; -1 = all
     init_adapter: str = ""  # adapter folder to start from; "" = a fresh adapter
 
 
@@ -73,7 +75,7 @@ class TrainConfig:
     steps: Count | None = 100  # optimizer updates; None when epochs or max_hours says it
     epochs: Positive | None = None  # times through the data, instead of steps
     max_hours: Positive | None = None  # hours of training, instead of steps
-    learning_rate: Annotated[float, Limits(above=0, high=1)] = 2e-4  # peak; dpo, kto: 5e-5
+    learning_rate: Annotated[float, Meta(gt=0, le=1)] = 2e-4  # peak; dpo, kto: 5e-5
     schedule: Literal["constant", "linear", "cosine"] = "constant"  # after the warmup; dpo, kto: cosine
     warmup_steps: CountOrOff | Literal["auto"] = 0  # linear, from the first step on; "auto" = a tenth, as for dpo, kto
     min_lr_ratio: Share = 0.1  # linear, cosine: where the rate ends, as part of learning_rate
@@ -107,7 +109,7 @@ class PreferenceConfig:
 
     loss: Text = "sigmoid"  # see protocol/losses.py; kto: "kto"
     beta: Positive = 0.1  # how strongly the reference holds the policy
-    label_smoothing: Annotated[float, Limits(low=0, under=0.5)] = 0.0  # dpo: chance that a pair's labels are swapped
+    label_smoothing: Annotated[float, Meta(ge=0, lt=0.5)] = 0.0  # dpo: chance that a pair's labels are swapped
     desirable_weight: NotNegative = 1.0  # kto: factor on the loss of desirable rows
     undesirable_weight: NotNegative = 1.0  # kto: factor on the loss of undesirable rows
     reference: Literal["base", "initial"] = "base"  # base: adapter off; initial: the adapter at step 0
@@ -156,12 +158,6 @@ METHOD_DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
     {"sft": {}, "dpo": _PREFERENCE_RUN, "kto": {**_PREFERENCE_RUN, "preference.loss": "kto"}}
 )
 
-NotYet = Mapping[str, tuple[Callable[[Any], bool], str]]
-
-# Keys, or whole tables, whose feature this version does not have: (whether a given value needs it, the sentence).
-# Delete an entry when its feature lands; nothing else needs to change.
-NOT_YET: NotYet = MappingProxyType({})
-
 
 def warmup_steps(train: TrainConfig, total_steps: int) -> int:
     """The warmup of a run of `total_steps`: "auto" is a tenth of them, rounded up as Hugging Face does."""
@@ -169,14 +165,6 @@ def warmup_steps(train: TrainConfig, total_steps: int) -> int:
 
 
 def as_json(config: RunConfig) -> dict[str, Any]:
-    """The resolved configuration for config.json: nested as the file's tables, nulls kept, paths as text."""
-    plain: dict[str, Any] = _plain(asdict(config))
+    """Returns the resolved configuration for config.json: nested as the file's tables, nulls kept, paths as text."""
+    plain: dict[str, Any] = json.loads(json.dumps(asdict(config), default=str))
     return plain
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
