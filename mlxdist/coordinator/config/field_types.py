@@ -9,7 +9,7 @@ A field's annotation is the only place that knows its type and range. msgspec do
 
 import json
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -56,8 +56,7 @@ def allowed(hint: Any) -> str:
     if origin in UNIONS:
         return ", or ".join(map(allowed, _choices(hint)))
     if origin is Literal:
-        *first, last = map(json.dumps, args)
-        return f"{', '.join(first)} or {last}" if first else last
+        return any_of(args)
     if origin is tuple and args[-1] is Ellipsis:
         return 'a list of texts, like ["one", "two"]'
     if origin is tuple:
@@ -65,6 +64,12 @@ def allowed(hint: Any) -> str:
     if origin is Mapping:
         return 'a table, like {name = "value"}'
     return {int: "a whole number", float: "a number", bool: "true or false"}.get(hint, "text in quotes")
+
+
+def any_of(literals: Iterable[object]) -> str:
+    """Returns `"sft", "dpo" or "kto"`."""
+    *first, last = map(json.dumps, literals)
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 def _choices(hint: Any) -> tuple[Any, ...]:
