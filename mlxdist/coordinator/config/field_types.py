@@ -29,12 +29,11 @@ def checked(hint: Any, value: object) -> Any:
 
     Raises ValueError("must be …") for a wrong type or range. In TOML true is not 1, "8" is not 8, and 8.0 is not whole.
     """
-    with suppress(TypeError, ValueError):
-        json.dumps(value, allow_nan=False)  # config.json must be able to hold it: no dates, no infinity
-        for choice in _choices(hint):  # one at a time: msgspec refuses a union of two kinds of int, Count | Literal[0]
-            with suppress(msgspec.ValidationError):
-                return msgspec.convert(value, Text if choice is Path else choice)
-    literals = [literal for choice in _choices(hint) if get_origin(choice) is Literal for literal in get_args(choice)]
+    choices = _choices(hint)
+    for choice in choices if _fits_json(value) else ():  # one by one: msgspec has no Count | Literal[0], both being int
+        with suppress(msgspec.ValidationError):
+            return msgspec.convert(value, Text if choice is Path else choice)
+    literals = [literal for choice in choices if get_origin(choice) is Literal for literal in get_args(choice)]
     near = nearest(value, [text for text in literals if isinstance(text, str)]) if isinstance(value, str) else None
     raise ValueError(f"must be {allowed(hint)}" + (f'; did you mean "{near}"?' if near else ""))
 
@@ -70,6 +69,15 @@ def any_of(literals: Iterable[object]) -> str:
     """Returns `"sft", "dpo" or "kto"`."""
     *first, last = map(json.dumps, literals)
     return f"{', '.join(first)} or {last}" if first else last
+
+
+def _fits_json(value: object) -> bool:
+    """Returns True when config.json can hold `value`: TOML has dates, infinity and nan beside that."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _choices(hint: Any) -> tuple[Any, ...]:
