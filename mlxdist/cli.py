@@ -153,14 +153,13 @@ def plan(
 
     from mlxdist.coordinator.config.hosts import load_hosts, local_hosts
     from mlxdist.coordinator.config.load import load_config
-    from mlxdist.coordinator.plan.plan import PlanOptions
-    from mlxdist.coordinator.plan.plan import plan as show
+    from mlxdist.coordinator.plan.plan import PlanOptions, show_plan
 
     if hosts is not None and nodes is not None:
         raise UserError("--nodes counts nodes on this machine and --hosts lists them in a file: give one of the two")
     cluster = load_hosts(hosts) if hosts is not None else local_hosts(nodes or 1)
     config = load_config(run or cluster.run, set_ or ())
-    sys.exit(show(config, cluster, PlanOptions(tokens_per_second, link_gbit, json), Console()))
+    sys.exit(show_plan(config, cluster, PlanOptions(tokens_per_second, link_gbit, json), Console()))
 
 
 @app.command()
