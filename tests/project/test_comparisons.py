@@ -1,4 +1,4 @@
-"""What the comparison scripts build is what both sides can read, and their arithmetic is right."""
+"""The comparison scripts write files that both sides can read, and their arithmetic is right."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from scripts import bench_preference, compare_trl, toy_preferences
 
 
 @pytest.mark.parametrize("method", ["dpo", "kto"])
-def test_the_toy_is_read_by_mlx_lm_with_its_adapter_and_one_token_per_character(tmp_path: Path, method: str) -> None:
+def test_mlx_lm_reads_the_toy_model_with_its_adapter_and_one_token_per_character(tmp_path: Path, method: str) -> None:
     from mlx_lm import load
 
     compare_trl.prepare(tmp_path, method, steps=3)
@@ -33,7 +33,7 @@ def test_the_same_seed_makes_the_same_toy(tmp_path: Path) -> None:
     assert one == two
 
 
-def test_losses_are_compared_relative_and_step_by_step() -> None:
+def test_losses_are_compared_relatively_and_step_by_step() -> None:
     ours, theirs = [{"loss": 0.5}, {"loss": 0.11}], [{"loss": 0.5}, {"loss": 0.1}]
     assert compare_trl.apart(ours, theirs) == pytest.approx([0.0, 0.1])
     with pytest.raises(SystemExit, match="2 steps and TRL 1"):

@@ -1,4 +1,4 @@
-"""The converter of the demo model: its parts on tiny tensors, the whole on a tiny GGUF, and once on the real one."""
+"""The converter of the demo model, tested in parts on tiny tensors, whole on a tiny GGUF, and once on the real one."""
 
 import json
 from pathlib import Path
@@ -40,7 +40,7 @@ GGUF_OF = {
 
 
 def gguf_order(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Where llama.cpp puts the rows, one by one: row i of a half to 2i, row i of the other half to 2i + 1."""
+    """Reorders rows as llama.cpp does: row i of the first half goes to 2i, row i of the second half to 2i + 1."""
     moved = np.empty_like(rows)
     head_dim = len(rows) // heads
     for head in range(heads):
@@ -52,7 +52,7 @@ def gguf_order(rows: np.ndarray, heads: int) -> np.ndarray:
 
 
 def byte_alphabet() -> list[str]:
-    """The characters of byte-level BPE in the order of the bytes: printable ones stand for themselves."""
+    """The characters of byte-level BPE in the order of the bytes; printable bytes keep their own character."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = iter(range(256, 512))
     return [chr(b) if b in plain else chr(next(others)) for b in range(256)]
@@ -108,7 +108,7 @@ def tiny_model() -> Any:
 
 
 def as_gguf(model: Any) -> dict[str, mx.array]:
-    """The model's parameters under llama.cpp's names and in its row order."""
+    """Returns the model's parameters under llama.cpp's names and in its row order."""
     tensors = {}
     for name, value in tree_flatten(model.parameters()):
         module = name.removesuffix(".weight")
@@ -157,7 +157,7 @@ def test_a_layer_keeps_its_number_and_gets_its_hugging_face_name(module: str, gg
     assert hf_name(f"blk.17.{gguf}.{part}") == f"model.layers.17.{module}.{part}"
 
 
-def test_the_top_of_the_model_has_its_names() -> None:
+def test_tensors_outside_the_layers_get_their_names() -> None:
     names = ["token_embd.weight", "output_norm.weight", "output.scales"]
     assert [hf_name(n) for n in names] == ["model.embed_tokens.weight", "model.norm.weight", "lm_head.scales"]
 
@@ -199,7 +199,7 @@ def test_the_configuration_has_short_decimals_and_names_every_other_width() -> N
     }
 
 
-def test_the_quantised_folder_computes_what_the_unpacked_parameters_do(tmp_path: Path) -> None:
+def test_the_quantized_folder_computes_the_same_as_the_unpacked_parameters(tmp_path: Path) -> None:
     from mlx_lm.utils import load_model
 
     tensors = rename(packed(as_gguf(tiny_model())), HEADS, KV_HEADS)
@@ -222,7 +222,7 @@ def tiny_gguf(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_converted_model_gives_the_logits_of_the_one_it_was_made_from(tiny_gguf: Path, tmp_path: Path) -> None:
+def test_a_converted_model_gives_the_logits_of_the_original(tiny_gguf: Path, tmp_path: Path) -> None:
     import mlx_lm
 
     convert(tiny_gguf, tmp_path / "tiny", quantised=False, say=print)
@@ -251,7 +251,7 @@ def wheel_of(gguf: Path) -> Path:
     return wheel
 
 
-def test_a_finished_folder_is_kept_and_half_of_one_is_made_anew(tiny_gguf: Path, tmp_path: Path) -> None:
+def test_a_finished_folder_is_kept_and_an_unfinished_one_is_made_again(tiny_gguf: Path, tmp_path: Path) -> None:
     out = tmp_path / "models" / "tiny"
     leftover = out.with_name(".tiny.unfinished")
     leftover.mkdir(parents=True)
