@@ -31,10 +31,11 @@ CODE = [*HOUSE, *sources("scripts", "tests")]
 def files() -> Iterator[Path]:
     """Yields every file of the project, including files that are not committed yet."""
     for folder, names, leaves in os.walk(ROOT):
-        hidden = (name for name in names if name.startswith(".") and name != ".ci")
+        hidden = (name for name in names if name.startswith(".") and name not in {".ci", ".github"})
         skipped = NOT_OURS | {"__pycache__"} | set(hidden) | {name for name in names if name.endswith(".egg-info")}
         names[:] = [name for name in names if name not in skipped]
-        yield from (Path(folder, leaf) for leaf in leaves if not Path(folder, leaf).is_symlink())
+        ours = [leaf for leaf in leaves if leaf not in NOT_OURS]  # in a git worktree `.git` is a file
+        yield from (Path(folder, leaf) for leaf in ours if not Path(folder, leaf).is_symlink())
 
 
 @cache
