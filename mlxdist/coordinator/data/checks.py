@@ -98,7 +98,9 @@ def file_notes(unread: Sequence[str]) -> list[str]:
     """The files beside the training rows that look like rows, too, and belong to no split of the run."""
     if not unread:
         return []
-    shown = ", ".join(unread[:MOST_COLUMNS]) + (f" and {len(unread) - MOST_COLUMNS} more" if len(unread) > MOST_COLUMNS else "")
+    shown = ", ".join(unread[:MOST_COLUMNS]) + (
+        f" and {len(unread) - MOST_COLUMNS} more" if len(unread) > MOST_COLUMNS else ""
+    )
     return [f"Beside the training rows, nothing reads {shown} (data.valid_path names a validation file)."]
 
 

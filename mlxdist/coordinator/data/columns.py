@@ -43,7 +43,9 @@ class NamedRow:
     def unread(self, shape: str, beside: Collection[str]) -> Iterator[str]:
         """The columns with text that a row of `shape` does not read; those in `beside` are read with any shape."""
         read = {*SHAPES[shape], *beside}
-        taken = (read - self.columns.keys()).union(*(sources(self.columns, ours) for ours in self.columns.keys() & read))
+        taken = (read - self.columns.keys()).union(
+            *(sources(self.columns, ours) for ours in self.columns.keys() & read)
+        )
         yield from (key for key, value in self.raw.items() if key not in taken and _speaks(value))
 
 

@@ -38,7 +38,9 @@ class DatedTemplate:
     def _set(self, moment: datetime) -> None:
         front, found = clock_macro(moment), self._template
         several = isinstance(found, Mapping)
-        self.tokenizer.chat_template = {name: front + text for name, text in found.items()} if several else front + found
+        self.tokenizer.chat_template = (
+            {name: front + text for name, text in found.items()} if several else front + found
+        )
 
 
 def asks_for_the_date(template: object) -> bool:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from mlxdist.coordinator.data.text_files import Twice, parse_json
+from mlxdist.coordinator.data.text_files import TwiceError, parse_json
 from mlxdist.coordinator.encode.row_errors import RowError
 
 CONVERSATIONS = ("messages", "prompt", "completion", "chosen", "rejected")  # fields that may hold messages
@@ -48,7 +48,7 @@ def _messages(field: str, value: str, text: str) -> Any:
     """The messages, or the list or table, that `text` writes; `value` where it writes something else."""
     try:
         found = parse_json(text)
-    except Twice as error:
+    except TwiceError as error:
         raise RowError(f"{field} holds JSON in which {error}") from error
     except (ValueError, RecursionError) as error:
         if field != "messages" and not _SHOWN.match(text):

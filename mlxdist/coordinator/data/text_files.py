@@ -15,7 +15,7 @@ _SPACE = re.compile(r"\s*")
 _START = 256  # bytes of a file that are looked at for its encoding
 
 
-class Twice(Exception):
+class TwiceError(Exception):
     """An object of JSON that has a key two times. JSON allows it, and a reader can only guess which value is meant."""
 
 
@@ -90,11 +90,11 @@ def read_csv(path: Path) -> Iterator[Record]:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text. Raises Twice for an object with a key two times, else as json.loads does."""
+    """The value of a JSON text. Raises TwiceError for an object with a key two times, else as json.loads does."""
     twice: list[str] = []
     value = json.loads(text, object_pairs_hook=lambda pairs: _noted(pairs, twice))
     if twice:
-        raise Twice(twice[0])
+        raise TwiceError(twice[0])
     return value
 
 
@@ -121,7 +121,7 @@ def _object(raw: bytes) -> Mapping[str, Any] | str:
         return f"byte {error.start + 1} is no UTF-8"
     except json.JSONDecodeError as error:
         return f"broken JSON ({error.msg}, column {error.colno})"
-    except Twice as error:
+    except TwiceError as error:
         return str(error)
     except (RecursionError, ValueError) as error:
         return _unreadable(error)

@@ -135,7 +135,10 @@ def test_messages_that_are_json_text_are_decoded_in_named_and_mapped_columns_of_
 
 def test_a_message_that_stands_alone_is_a_conversation_of_one_as_json_text_too(tmp_path: Path) -> None:
     user, assistant = TALK
-    rows: list[dict[str, Any]] = [{"prompt": user, "completion": assistant}, {"prompt": [user], "completion": assistant}]
+    rows: list[dict[str, Any]] = [
+        {"prompt": user, "completion": assistant},
+        {"prompt": [user], "completion": assistant},
+    ]
     for row in rows:
         assert all_shown(toy_read(tmp_path, [row])) == SHOWN
         assert read_csv(tmp_path, row) == SHOWN
@@ -160,9 +163,7 @@ def test_json_that_is_no_message_stays_text(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("field", ["completion", "messages", "answer"])
-def test_messages_in_another_writing_than_json_are_refused_with_the_cure(
-    tmp_path: Path, cell: str, field: str
-) -> None:
+def test_messages_in_another_writing_than_json_are_refused_with_the_cure(tmp_path: Path, cell: str, field: str) -> None:
     row = {field: cell} if field == "messages" else {"prompt": "p", field: cell}
     columns = {"completion": "answer"} if field == "answer" else {}
     said = refusal(tmp_path, [row], columns=columns)

@@ -56,7 +56,9 @@ def test_a_resumed_run_reads_the_tokens_of_its_first_reading_whatever_the_clock_
     again = read(config, progress=lambda *_: None, moment=first_reading(run, later))
     assert again.digest == first.digest
     assert read(config, progress=lambda *_: None, moment=later).digest != first.digest
-    assert any("writes the date into the rows: 2026-01-31, the day of the run's first reading" in note for note in again.notes)
+    assert any(
+        "writes the date into the rows: 2026-01-31, the day of the run's first reading" in note for note in again.notes
+    )
 
 
 @pytest.mark.parametrize("form", FORMS)
