@@ -141,6 +141,8 @@ def one_way_to_save_memory(config: RunConfig, given: Given) -> Iterator[Broken]:
 def distinct_modules(config: RunConfig, given: Given) -> Iterator[Broken]:
     """At least one module is trained, and each is named once."""
     modules = config.lora.target_modules
+    if isinstance(modules, str):
+        return
     if not modules:
         yield Broken("lora.target_modules", "is empty: name at least one module, for instance q_proj")
     twice = sorted({module for module in modules if modules.count(module) > 1})

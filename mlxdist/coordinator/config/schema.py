@@ -66,7 +66,10 @@ class LoraConfig:
     scale: Positive = 1.0  # factor on the adapter's output (PEFT's lora_alpha / r)
     dropout: Part = 0.0  # on the adapter's input; must be 0 for dpo and kto
     rank_scaling: Literal["constant", "by_bits", "by_kl"] = "by_bits"  # rank per layer, from its bits or measured loss
-    target_modules: tuple[Text, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    target_modules: tuple[Text, ...] | Literal["all-linear"] = (  # all-linear = every linear module of the layers
+        *("q_proj", "k_proj", "v_proj", "o_proj"),
+        *("gate_proj", "up_proj", "down_proj"),
+    )
     num_layers: Count | Literal[-1] = -1  # the last N layers; -1 = all
     init_adapter: str = ""  # adapter folder to start from; "" = a fresh adapter
 

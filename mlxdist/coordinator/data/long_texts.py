@@ -1,8 +1,8 @@
 """Many texts to ids without doing a part of a text twice, and a long text on every core.
 
 A row gives the tokenizer a text and starts of it: a prompt, a conversation up to each turn. For a row of many megabytes
-that repeats the same work, and a text is encoded on one core. So a long text is cut into pieces. Where it is cut depends
-on the text before the cut alone: texts with the same start have the same pieces, and each piece is encoded once.
+that repeats the same work, and a text is encoded on one core. So a long text is cut into pieces, each by
+the text before it alone: texts with the same start have the same pieces, and each piece is encoded once.
 
 A cut is made only where it changes no token: before a space between two letters, where the tokenizer gives the
 surroundings the same ids whole and cut. A text without such a place stays whole.

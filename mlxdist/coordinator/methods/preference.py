@@ -119,13 +119,7 @@ class Kto:
         labels = self._labels(self.rows)[order]
         inputs = per_leaf(leaves, {"labels": labels, REFERENCES[0]: self.references.take(order)[:, 0]})
         request = Request(
-            "gradient",
-            step.number,
-            adapter_version,
-            leaves,
-            loss=self._loss,
-            scalars=self._scalars(z0),
-            row_inputs=inputs,
+            "gradient", step.number, adapter_version, leaves, loss=self._loss, scalars=self._scalars(z0), row_inputs=inputs
         )
         with places_named(self.rows, order, leaves):
             grad_sum, answers = fleet.gradient(request)

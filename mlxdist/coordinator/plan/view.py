@@ -41,6 +41,8 @@ def _memory(plan: RunPlan, console: Console) -> None:
         cells = (_fits(held.total, node) for node in plan.nodes)
         table.add_row(size, str(held.head_chunk), format_bytes(held.total), *cells, style="bold" if chosen else "")
     console.print(table)
+    if plan.targets:
+        console.print(f"  {plan.targets}", style="yellow", highlight=False, soft_wrap=True, markup=False)
     if need.doubt:
         console.print(f"  {need.doubt}", style="yellow", highlight=False, soft_wrap=True)
     for node in plan.nodes:
