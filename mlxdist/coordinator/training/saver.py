@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlxdist.coordinator.config.schema import RunConfig
+from mlxdist.coordinator.export import export_adapter
 from mlxdist.coordinator.report.reporter import Reporter
-from mlxdist.coordinator.storage.adapter_files import export_adapter
+from mlxdist.coordinator.storage.adapter_files import applied_ranks
 from mlxdist.coordinator.storage.checkpoints import link_best, list_checkpoints, prune_checkpoints, save_checkpoint
 from mlxdist.coordinator.storage.run_folder import RunFolder
 from mlxdist.coordinator.training.initial_adapter import tensors_of
@@ -128,11 +129,7 @@ class Saver:
 
     def applied_ranks(self) -> dict[str, int]:
         """The LoRA rank of every module."""
-        return {
-            tensor.name.removesuffix(".lora_a"): tensor.shape[-1] if len(tensor.shape) == 2 else tensor.shape[-2]
-            for tensor in sorted(self.manifest, key=lambda tensor: tensor.name)
-            if tensor.name.endswith(".lora_a")
-        }
+        return applied_ranks({tensor.name: tensor.shape for tensor in self.manifest})
 
     def checkpoints(self) -> list[Path]:
         """The checkpoint folders there are, oldest first."""
