@@ -168,7 +168,7 @@ def train_here(
         loop = Run(config, method, rows, told, case.total_steps, fleet, told, told)  # type: ignore[arg-type]
         state = train(loop, state)
     came_to = [
-        PlainStep({"loss": report.loss, **report.extra}, report.grad_norm, dict(manifests.split(manifest, s.adapter)))
+        PlainStep(dict(report.metrics), report.grad_norm, dict(manifests.split(manifest, s.adapter)))
         for report, s in zip(told.reports, told.states, strict=True)
     ]
     return Ran(came_to, state, method, told.notes)

@@ -10,7 +10,7 @@ from mlxdist.coordinator.config.run_spec import run_spec
 from mlxdist.coordinator.methods.sft import Method
 from mlxdist.coordinator.storage.run_folder import RunFolder
 from mlxdist.coordinator.training.optimizer import no_moments
-from mlxdist.coordinator.training.resume import continued, earlier_life
+from mlxdist.coordinator.training.resume import continued, earlier_sessions
 from mlxdist.coordinator.training.startup import method_of, reference
 from mlxdist.coordinator.training.state import State, identity_of, save_state
 from mlxdist.node.work import model as models
@@ -58,7 +58,7 @@ def test_a_resumed_run_has_the_bits_of_an_unbroken_one_and_asks_for_no_reference
         engine.asked.clear()
 
     def going_on(method: Method) -> State:
-        earlier = earlier_life(folder)
+        earlier = earlier_sessions(folder)
         assert earlier is not None
         state = continued(earlier, folder, IDENTITY, method.references)
         method.references = state.references

@@ -12,14 +12,14 @@ import pytest
 from mlxdist.coordinator.config.schema import BatchConfig, DataConfig, LoraConfig, RunConfig, TrainConfig
 from mlxdist.coordinator.fleet.fleet import Fleet
 from mlxdist.coordinator.methods.sft import Sft
+from mlxdist.coordinator.report.display import Display
 from mlxdist.coordinator.report.format import StepReport
-from mlxdist.coordinator.report.plain import Display
 from mlxdist.coordinator.report.reporter import Reporter
 from mlxdist.coordinator.storage.run_folder import RunFolder
 from mlxdist.coordinator.train import Run, train
 from mlxdist.coordinator.training.initial_adapter import draw
 from mlxdist.coordinator.training.optimizer import no_moments
-from mlxdist.coordinator.training.resume import continued, earlier_life
+from mlxdist.coordinator.training.resume import continued, earlier_sessions
 from mlxdist.coordinator.training.saver import Saver
 from mlxdist.coordinator.training.state import Best, State, identity_of
 from mlxdist.coordinator.training.validation import Evaluation, Validation
@@ -68,10 +68,10 @@ class InterruptedReporter(Reporter):
 
     at: int = 0
 
-    def train(self, report: StepReport) -> None:
+    def step(self, report: StepReport) -> None:
         if report.step == self.at:
             raise KeyboardInterrupt
-        super().train(report)
+        super().step(report)
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ class Lives:
             manifest = fleet.wait_for_model().manifest
             method = Sft(config, cast(Any, data), cast(Any, valid))
             identity = identity_of("same", manifest, "model", "rows")
-            earlier = earlier_life(run)
+            earlier = earlier_sessions(run)
             if earlier is None:
                 vector = draw(manifest, 0)
                 state = State(vector, no_moments(len(vector)), method.references)
@@ -213,7 +213,7 @@ def test_an_interrupt_within_a_step_loses_neither_its_line_nor_its_evaluation(
 ) -> None:
     expected, told = whole(broken)
     broken.live(interrupt=interrupt, at=at)
-    earlier = earlier_life(RunFolder(broken.folder))
+    earlier = earlier_sessions(RunFolder(broken.folder))
     assert earlier is not None
     assert earlier.state.step == at - 1
     assert same(broken.live(), expected)

@@ -17,6 +17,7 @@ import numpy as np
 
 from mlxdist.coordinator.config.schema import DataConfig, RunConfig, TrainConfig
 from mlxdist.coordinator.report.reporter import Reporter
+from mlxdist.coordinator.report.summary import Results
 from mlxdist.coordinator.storage.run_folder import RunFolder, write_json
 from mlxdist.coordinator.training.optimizer import no_moments
 from mlxdist.coordinator.training.saver import Saver
@@ -31,7 +32,13 @@ ONLY_READS = os.O_WRONLY | os.O_RDWR
 
 
 class NoReport:
-    """Says nothing."""
+    """Says nothing, and writes the number of steps as the summary."""
+
+    def __init__(self, run: RunFolder, step: int) -> None:
+        self.run, self.step = run, step
+
+    def write_summary(self, ending: str, results: Results) -> None:
+        write_json(self.run.metrics_json, {"steps": self.step})
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *given, **named: None
@@ -41,13 +48,14 @@ def save_step(folder: Path, step: int) -> None:
     """All that a run saves of a step: a best checkpoint, whose older one goes, the state, the adapter, a summary."""
     train = TrainConfig(save_every=1, keep_checkpoints=1)
     config = RunConfig(model="m", output=folder, data=DataConfig(path="d"), train=train)
-    run, report = RunFolder(folder), cast(Reporter, NoReport())
+    run = RunFolder(folder)
+    report = cast(Reporter, NoReport(run, step))
     saver = Saver(run, config, MANIFEST, identity_of("same", MANIFEST, "model", ""), report)
     size = manifests.size(MANIFEST)
     state = State(np.full(size, step, np.float32), replace(no_moments(size), step=step))
     saver.checkpoint(state, Evaluation(step, 1.0 / step, is_best=True))
     saver.save_if_due(state, last=False)
-    saver.final(state, lambda: write_json(run.metrics_json, {"steps": step}))
+    saver.final(state)
 
 
 def die_at(stage: int, folder: Path) -> None:

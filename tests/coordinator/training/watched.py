@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from mlxdist.coordinator.report.format import StepReport
 from mlxdist.coordinator.training.state import State
 from mlxdist.node.link.session import ComputeLeaves, Session, Work
 from mlxdist.node.work.engine import Engine, Offer, Say
@@ -47,8 +48,10 @@ class Recorder(Silent):
     notes: list[str] = field(default_factory=list)
     before: Callable[[int], None] = lambda step: None
 
-    def note(self, sentence: str) -> None:
-        self.notes.append(sentence)
+    def step(self, report: StepReport) -> None:
+        super().step(report)
+        if report.advice:
+            self.notes.append(report.advice)
 
     def save_if_due(self, state: State, last: bool) -> None:
         self.states.append(state)
