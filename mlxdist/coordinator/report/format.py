@@ -67,6 +67,8 @@ def node_phrase(name: str, state: str, message: str) -> str:
 
 def redone_phrase(step: int, redone: Redone) -> str:
     """'going on after step 40; 2 steps that were not saved are done again'."""
+    if not redone.steps:
+        return f"going on after step {step}"
     verbs = ("was", "is") if redone.steps == 1 else ("were", "are")
     return f"going on after step {step}; {count(redone.steps, 'step')} that {verbs[0]} not saved {verbs[1]} done again"
 
@@ -97,7 +99,9 @@ def rate_phrase(tokens_per_second: float) -> str:
 
 
 def duration_phrase(seconds: float) -> str:
-    """'0.4 s', '12 s', '3 min 05 s', '2 h 07 min'."""
+    """'0.04 s', '0.4 s', '12 s', '3 min 05 s', '2 h 07 min'."""
+    if seconds < 0.095:
+        return f"{seconds:.2f} s"
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)

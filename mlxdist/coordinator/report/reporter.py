@@ -95,11 +95,13 @@ class Reporter:
             self._train_losses, self._vals = dict(history.train_losses), dict(history.vals)
             self._best, self._peak_gb = history.best, history.peak_gb
             redone = self._ledger.go_on(step, whole.step_times, whole.pauses, history.redone)
+        message = redone_phrase(step, redone)
+        keys = {"steps_again": redone.steps, "seconds_lost": redone.seconds, "leaves_recomputed": redone.leaves}
         if redone.steps:
-            message = redone_phrase(step, redone)
-            keys = {"steps_again": redone.steps, "seconds_lost": redone.seconds, "leaves_recomputed": redone.leaves}
             self._tell("stage", {"message": message, **keys})
             self._display.say(message)
+        elif step:
+            self.note(message)
 
     def stage(self, message: str, progress: float | None = None) -> None:
         """Tells what the run is busy with outside of its steps; `progress` in [0, 1] where it is known."""

@@ -141,7 +141,7 @@ def plan_sentences(config: RunConfig, manifest: Manifest, rows: int, steps: int 
     yield (
         f"{length} of {count(batch.size * batch.grad_accum_steps, unit)} in {count(leaves, 'leaf', 'leaves')}, on "
         f"{count(ready, 'node')}; {count(rows, unit)} of data; {elements:,} trainable parameters, "
-        f"{4 * elements / 1e6:.2g} MB a partial"
+        f"a gradient of {4 * elements / 1e6:.2g} MB"
     )
     used = busy_nodes(leaves, ready)
     if used < ready:

@@ -323,7 +323,7 @@ def test_time_left_follows_a_node_that_joins_and_is_known_where_steps_take_minut
 
 def test_numbers_are_said_the_way_people_say_them() -> None:
     said = [duration_phrase(s) for s in (0.04, 9.94, 9.96, 59.4, 59.6, 185, 3599.6, 7620)]
-    assert said == ["0.0 s", "9.9 s", "10 s", "59 s", "1 min 00 s", "3 min 05 s", "1 h 00 min", "2 h 07 min"]
+    assert said == ["0.04 s", "9.9 s", "10 s", "59 s", "1 min 00 s", "3 min 05 s", "1 h 00 min", "2 h 07 min"]
     left = [left_phrase(s) for s in (None, 0.0, 0.2, 8.3, 185.0, 723.0, 7620.0)]
     assert left[:3] == ["", "", ", about 1 s left"]
     assert left[3:5] == [", about 8 s left", ", about 3 min 05 s left"]
