@@ -98,12 +98,12 @@ def launch(
     Ctrl-C saves the last step and stops; the same command with --resume goes on from there.
     """
     from mlxdist.coordinator.config.hosts import local_only
-    from mlxdist.coordinator.config.load import load
+    from mlxdist.coordinator.config.load import load_config
 
     more_open_files()
     cluster = _cluster(hosts, nodes)
     local_only(cluster)
-    config = load(run or cluster.run, set_ or ())
+    config = load_config(run or cluster.run, set_ or ())
 
     from mlxdist.coordinator.run import run as train
 
@@ -183,13 +183,12 @@ def plan(
     """Estimate a run before it starts: memory per node, hours, bytes per step, and how many Macs are worth it."""
     from rich.console import Console
 
-    from mlxdist.coordinator.config.load import load
-    from mlxdist.coordinator.plan.plan import PlanOptions
-    from mlxdist.coordinator.plan.plan import plan as show
+    from mlxdist.coordinator.config.load import load_config
+    from mlxdist.coordinator.plan.plan import PlanOptions, show_plan
 
     cluster = _cluster(hosts, nodes)
-    config = load(run or cluster.run, set_ or ())
-    sys.exit(show(config, cluster, PlanOptions(tokens_per_second, link_gbit, json), Console()))
+    config = load_config(run or cluster.run, set_ or ())
+    sys.exit(show_plan(config, cluster, PlanOptions(tokens_per_second, link_gbit, json), Console()))
 
 
 @app.command()

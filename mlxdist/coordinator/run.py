@@ -96,7 +96,9 @@ def train_to_the_end(loop: Run, state: State) -> None:
         state = train(loop, state)
         saver.final(state)
     except KeyboardInterrupt:
-        done = f"after step {saver.saved_step}, saved in {folder}" if saver.saved_step >= 0 else "before it could be saved"
+        done = (
+            f"after step {saver.saved_step}, saved in {folder}" if saver.saved_step >= 0 else "before it could be saved"
+        )
         finish(loop, f"interrupted {done}; add --resume to the same command to go on", "interrupted")
         raise
     except MlxdistError as error:

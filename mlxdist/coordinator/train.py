@@ -58,7 +58,7 @@ def train(run: Run, state: State) -> State:
     try:
         for step in islice(run.order(), state.step, run.total_steps):
             step_began = run.clock()
-            answer = step_answer(run, step, state.step)
+            answer = step_answer(run, step, state)
             gradient, grad_norm = clip(answer.grad_sum, answer.weight, options.max_grad_norm)
             rate = step_learning_rate(run.config, step.number, run.total_steps)
             adapter, moments = adamw(
@@ -87,11 +87,11 @@ def train(run: Run, state: State) -> State:
     return state
 
 
-def step_answer(run: Run, step: Step, adapter_version: int) -> StepAnswer:
+def step_answer(run: Run, step: Step, state: State) -> StepAnswer:
     """Returns the step's gradient sum, from nodes that no audit of the step has found wrong."""
     while True:
         try:
-            return run.method.gradient(run.fleet, step, adapter_version)
+            return run.method.gradient(run.fleet, step, state.step)
         except TaintedError:
             continue  # with one node fewer each time
 

@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from mlxdist.coordinator.cluster.settings import NodeNews
+from mlxdist.coordinator.report.display import Display
 from mlxdist.coordinator.report.event_file import EventFile
 from mlxdist.coordinator.report.format import (
     StepReport,
@@ -32,7 +33,6 @@ from mlxdist.coordinator.report.format import (
 from mlxdist.coordinator.report.goodput import Ledger, LostTime
 from mlxdist.coordinator.report.history import BestVal, read_history, trim_metrics
 from mlxdist.coordinator.report.news_filter import NewsFilter
-from mlxdist.coordinator.report.display import Display
 from mlxdist.coordinator.report.summary import Ending, Results, Told, summary_of
 from mlxdist.coordinator.storage.run_folder import RunFolder, finite, write_json
 from mlxdist.protocol.errors import SaveError

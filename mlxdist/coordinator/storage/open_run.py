@@ -89,7 +89,7 @@ def _has_trained(metrics: Path) -> bool:
 
 
 def _clear(run: RunFolder, resume: bool) -> None:
-    """Removes half-written files and half-removed folders; a fresh start also removes events of a run without a step."""
+    """Removes half-written files and half-removed folders; a fresh start also the events of a run without a step."""
     for folder in (run.path, run.state, run.checkpoints):
         for leftover in folder.glob(".*.aside"):
             if leftover.is_dir() and not leftover.is_symlink():

@@ -1,4 +1,4 @@
-"""What losses cost: measured against the undisturbed steps around, and never more than the time that there was."""
+"""The cost of failures: measured against the undisturbed steps around, and never more than the time that there was."""
 
 import pytest
 from hypothesis import given

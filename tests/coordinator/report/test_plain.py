@@ -1,4 +1,4 @@
-"""What a person sees: never silent for long, never chatty over night, one line per node, any width."""
+"""The person's view of a run: never silent for long, never chatty over night, one line per node, any width."""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""The events of a run: each told once, in a file that any JSON reader takes, over all lives of the run."""
+"""The events of a run: each told once, in a file that any JSON reader takes, over all sessions of the run."""
 
 import json
 import math
@@ -281,7 +281,7 @@ def test_a_pause_within_an_evaluation_is_lost_but_no_step_is_blamed(
 
 
 def test_losses_outlive_a_crash_of_the_coordinator(run: RunFolder, heard: Heard, clock: FakeClock) -> None:
-    for saved in (0, 1):  # each life takes two steps, the second of which is not saved
+    for saved in (0, 1):  # each session takes two steps, the second of which is not saved
         report = reporter(run, heard, clock)
         report.resume_after(saved)
         clock.seconds += 5
@@ -419,7 +419,7 @@ def test_events_that_had_to_wait_are_written_in_their_order_none_missing_and_non
 
 
 def test_an_event_is_appended_whole_or_not_at_all(run: RunFolder) -> None:
-    """Where the file may not grow past 100 bytes, as on a disk with little room."""
+    """The file may not grow past 100 bytes, as on a disk with little room."""
     run.metrics_jsonl.write_bytes(b"a" * 89 + b"\n")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

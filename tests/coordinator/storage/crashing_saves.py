@@ -1,6 +1,7 @@
-"""A process that dies at every stage of a save: before each thing that it does to a file, and in the midst of a write.
+"""A process that is killed at every stage of a save: before each thing that it does to a file, and within a write.
 
-Run as `python -m tests.coordinator.storage.crashing_saves FOLDER`: every death leaves a copy of FOLDER as it was then, named by its stage.
+Run as `python -m tests.coordinator.storage.crashing_saves FOLDER`: every crash leaves a copy of FOLDER as it
+was then, named by its stage.
 """
 
 import os
@@ -58,7 +59,7 @@ def save_step(folder: Path, step: int) -> None:
     saver.final(state)
 
 
-def die_at(stage: int, folder: Path) -> None:
+def kill_at(stage: int, folder: Path) -> None:
     """SIGKILL before the `stage`th thing that is done to a file in `folder`, counted from 0."""
     done = 0
 
@@ -82,8 +83,8 @@ def cut_at(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 
-def dies(folder: Path, step: int, prepare: Callable[[], None]) -> bool:
-    """Save `step` in a process of its own; whether that process died."""
+def crashes(folder: Path, step: int, prepare: Callable[[], None]) -> bool:
+    """Saves `step` in a process of its own; returns true when that process crashed."""
     pid = os.fork()
     if pid == 0:
         prepare()
@@ -95,19 +96,19 @@ def dies(folder: Path, step: int, prepare: Callable[[], None]) -> bool:
 
 
 def main(base: Path) -> None:
-    """Die at every stage of saving step 2, over what step 1 has left."""
+    """Crash at every stage of saving step 2, over what step 1 has left."""
     (base / "state").mkdir(parents=True)
     save_step(base, 1)
-    stage, died = 0, True
-    while died:
+    stage, crashed = 0, True
+    while crashed:
         folder = base.with_name(f"stage-{stage:02d}")
         shutil.copytree(base, folder, symlinks=True)
-        died = dies(folder, 2, lambda stage=stage, folder=folder: die_at(stage, folder))  # type: ignore[misc]
+        crashed = crashes(folder, 2, lambda stage=stage, folder=folder: kill_at(stage, folder))  # type: ignore[misc]
         stage += 1
     for size in CUTS:
         folder = base.with_name(f"cut-{size:04d}")
         shutil.copytree(base, folder, symlinks=True)
-        assert dies(folder, 2, lambda size=size: cut_at(size))  # type: ignore[misc]
+        assert crashes(folder, 2, lambda size=size: cut_at(size))  # type: ignore[misc]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a run may be resumed with: settings that change its length or its words, never those that change a step."""
+"""The settings that a run may be resumed with: its length and its words may change, the meaning of a step never."""
 
 import json
 from dataclasses import replace
