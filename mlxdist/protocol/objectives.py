@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxdist.protocol.errors import NonFiniteError
-from mlxdist.protocol.losses import REFERENCE_POINT, check_loss
+from mlxdist.protocol.losses import REFERENCE_POINT
+from mlxdist.protocol.methods import check_loss
 
 Numbers = npt.NDArray[np.float32]
 PairLoss = Callable[[mx.array, mx.array, float, float], mx.array]

@@ -14,6 +14,7 @@ import numpy as np
 
 from mlxdist.coordinator.batch.shuffle import fisher_yates, mulberry32
 from mlxdist.coordinator.config.schema import BatchConfig, TrainConfig
+from mlxdist.protocol.methods import METHODS
 
 Window = tuple[int, ...]
 
@@ -72,7 +73,7 @@ def steps(lengths: Sequence[int], batch: BatchConfig, method: str) -> Iterator[S
         order=batch.order,
         remainder=batch.remainder,
         seed=batch.seed,
-        join_single=method == "kto",
+        join_single=not METHODS[method].lone_row,
     ):
         if not windows:
             return
@@ -83,7 +84,7 @@ def steps(lengths: Sequence[int], batch: BatchConfig, method: str) -> Iterator[S
 def windows_per_epoch(n_rows: int, batch: BatchConfig, method: str) -> int:
     """W, the windows that one epoch over `n_rows` rows makes."""
     full, tail = divmod(n_rows, batch.size)
-    joined = method == "kto" and tail == 1 and full > 0
+    joined = not METHODS[method].lone_row and tail == 1 and full > 0
     return full + (1 if tail and batch.remainder == "keep" and not joined else 0)
 
 

@@ -14,10 +14,11 @@ from mlxdist.coordinator.config.keys import build, flat, hints, nested, tables, 
 from mlxdist.coordinator.config.overrides import Override, parse_overrides
 from mlxdist.coordinator.config.paths import PATHS, BadPathError, absolute
 from mlxdist.coordinator.config.rules import Broken, broken
-from mlxdist.coordinator.config.schema import METHOD_DEFAULTS, NOT_YET, NotYet, RunConfig
+from mlxdist.coordinator.config.schema import NOT_YET, NotYet, RunConfig
 from mlxdist.coordinator.config.toml_file import Fault, TomlFile, read, refuse
 from mlxdist.coordinator.config.unknown_keys import nearest, unknown_key, unknown_table
 from mlxdist.protocol.errors import ConfigError
+from mlxdist.protocol.methods import METHODS
 
 RUN_FILE = "run.toml"
 EXCLUSIVE = (("train.steps", "train.epochs", "train.max_hours"), ("data.valid_path", "data.valid_fraction"))
@@ -142,7 +143,7 @@ def resolve(fitted: Mapping[str, Any], settings: Settings) -> RunConfig:
     """The configuration with the defaults of its method, file name and other keys filled in."""
     file = settings.file.path
     runs = absolute(f"runs/{file.name.removesuffix('.toml')}", file.parent.absolute())
-    defaults = {"model": "", "data.path": "", "output": runs, **METHOD_DEFAULTS[fitted.get("method", "sft")]}
+    defaults = {"model": "", "data.path": "", "output": runs, **METHODS[fitted.get("method", RunConfig.method)].defaults}
     if "train.epochs" in fitted or "train.max_hours" in fitted:
         defaults["train.steps"] = None
     if fitted.get("memory.grad_checkpoint"):

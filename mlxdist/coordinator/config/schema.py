@@ -1,6 +1,6 @@
 """The values of a run: what run.toml may say, in which unit, with which default.
 
-Every default stands here and nowhere else. A field's type holds its allowed values (see limits.py); its comment holds
+Every default stands here, and those of a method that differ in protocol/methods.py. A field's type holds its allowed values (see limits.py); its comment holds
 meaning and unit. `config_load.load` makes these from a file; nobody changes them afterwards.
 """
 
@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from mlxdist.coordinator.config.field_types import Filled, Limits
+from mlxdist.protocol.methods import MethodName
 
 Count = Annotated[int, Limits(low=1)]
 CountOrOff = Annotated[int, Limits(low=0)]
@@ -136,7 +137,7 @@ class RunConfig:
     model: Text  # folder or hub id, what mlx_lm.load takes; absolute once loaded when it is a folder
     output: Path  # run folder; default: runs/ and the name of the file without .toml, beside the file
     data: DataConfig
-    method: Literal["sft", "dpo", "kto"] = "sft"
+    method: MethodName = "sft"
     batch: BatchConfig = field(default_factory=BatchConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -144,17 +145,6 @@ class RunConfig:
     preference: PreferenceConfig = field(default_factory=PreferenceConfig)
     timing: TimingConfig = field(default_factory=TimingConfig)
 
-
-# Where dpo and kto differ from the defaults above, which are sft's.
-_PREFERENCE_RUN = {
-    "batch.order": "shuffled",
-    "train.learning_rate": 5e-5,
-    "train.schedule": "cosine",
-    "train.warmup_steps": "auto",
-}
-METHOD_DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
-    {"sft": {}, "dpo": _PREFERENCE_RUN, "kto": {**_PREFERENCE_RUN, "preference.loss": "kto"}}
-)
 
 NotYet = Mapping[str, tuple[Callable[[Any], bool], str]]
 

@@ -22,6 +22,7 @@ from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol.errors import UserError
 from mlxdist.protocol.manifest import Manifest
 from mlxdist.protocol.vectors import Vector
+from mlxdist.protocol.methods import METHODS
 
 REFERENCE_FILE = "reference.safetensors"
 
@@ -48,7 +49,7 @@ def first_state(config: RunConfig, manifest: Manifest, method: Method) -> State:
 
 def reference(config: RunConfig, folder: RunFolder, state: State) -> Vector | None:
     """The reference's adapter for `reference = "initial"`: that of step 0, kept beside the state. None: the base."""
-    if config.method == "sft" or config.preference.reference == "base":
+    if not METHODS[config.method].reference or config.preference.reference == "base":
         return None
     path = folder.state / REFERENCE_FILE
     if state.step == 0:
@@ -65,7 +66,7 @@ def reference(config: RunConfig, folder: RunFolder, state: State) -> Vector | No
 def plan_sentences(config: RunConfig, manifest: Manifest, rows: int, steps: int | None, ready: int) -> Iterator[str]:
     """The arithmetic of the run, and advice, said before the first step."""
     batch = config.batch
-    unit = "pair" if config.method == "dpo" else "row"
+    unit = METHODS[config.method].item
     leaves = -(-batch.size // batch.micro_size) * batch.grad_accum_steps
     elements = manifests.size(manifest)
     length = count(steps, "step") if steps is not None else f"{config.train.max_hours:g} hours"
