@@ -1,6 +1,6 @@
 """The training loop, one page: the story of a run from its first step to its last.
 
-    global batch -> leaves -> the fleet's gradient sums -> one division, one clip, one AdamW step -> the new adapter
+    global batch -> leaves -> the fleet's gradient sums -> one division, one clip, one optimizer step -> the new adapter
 
 Nothing here knows how many nodes there are, or which method it trains.
 """
@@ -18,7 +18,8 @@ from mlxdist.coordinator.fleet.fleet import Fleet
 from mlxdist.coordinator.methods.sft import Method, StepAnswer, all_tokens, supervised_tokens
 from mlxdist.coordinator.report.format import StepReport
 from mlxdist.coordinator.report.reporter import Reporter
-from mlxdist.coordinator.training.optimizer import adamw, clip
+from mlxdist.coordinator.training.clipping import clip
+from mlxdist.coordinator.training.optimizer import optimizer_of
 from mlxdist.coordinator.training.saver import Saver
 from mlxdist.coordinator.training.schedule import learning_rate
 from mlxdist.coordinator.training.state import State
@@ -54,6 +55,7 @@ def train(run: Run, state: State) -> State:
     if stops_early(train_.early_stop_evals, state):  # a resumed run that had come to its end
         return state
     began, whole = run.clock(), state
+    optimizer = optimizer_of(train_)
     recomputed = run.fleet.leaves_recomputed()
     run.fleet.send_adapter(state.step, state.adapter)
     try:
@@ -62,15 +64,7 @@ def train(run: Run, state: State) -> State:
             answer = whole_gradient(run, step, state.step)
             gradient, grad_norm = clip(answer.grad_sum, answer.weight, train_.max_grad_norm)
             rate = step_learning_rate(run.config, step.number, run.total_steps)
-            adapter, moments = adamw(
-                state.adapter,
-                gradient,
-                state.moments,
-                learning_rate=rate,
-                betas=train_.betas,
-                eps=train_.eps,
-                weight_decay=train_.weight_decay,
-            )
+            adapter, moments = optimizer.update(state.adapter, gradient, state.moments, rate)
             state = replace(state, adapter=adapter, moments=moments)
             run.fleet.send_adapter(state.step, state.adapter)
 

@@ -23,8 +23,8 @@ from mlxdist.coordinator.config.schema import (
 )
 from mlxdist.coordinator.methods.sft import Method
 from mlxdist.coordinator.train import Run, train
+from mlxdist.coordinator.training.adamw import no_moments
 from mlxdist.coordinator.training.initial_adapter import draw
-from mlxdist.coordinator.training.optimizer import no_moments
 from mlxdist.coordinator.training.startup import method_of
 from mlxdist.coordinator.training.state import State
 from mlxdist.node.work.engine import Engine

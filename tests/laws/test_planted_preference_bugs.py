@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mlxdist.coordinator.training.adamw import no_moments
 from mlxdist.coordinator.training.startup import method_of
 from mlxdist.node.work.compute import Computer
 from tests.coordinator.training.watched import Recorder, Watched, leaves_without_reference
@@ -144,6 +145,6 @@ def test_a_resume_that_loses_the_references_asks_again_and_one_that_loses_the_mo
     forgetful = train_here(case, model, [engine], start=lambda method: replace(after_2, references=method.references))
     assert forgetful.sha == unbroken.sha
     assert leaves_without_reference([engine]) == {3: 3, 4: 3, 5: 0}  # an unbroken run asks for none
-    lost = replace(after_2.moments, first=np.zeros_like(after_2.adapter), second=np.zeros_like(after_2.adapter))
+    lost = replace(no_moments(len(after_2.adapter)), step=after_2.step)
     wrong = train_here(case, model, [Watched()], start=lambda method: replace(after_2, moments=lost))
     assert wrong.sha != unbroken.sha

@@ -9,7 +9,7 @@ import pytest
 from mlxdist.coordinator.config.run_spec import run_spec
 from mlxdist.coordinator.methods.sft import Method
 from mlxdist.coordinator.storage.run_folder import RunFolder
-from mlxdist.coordinator.training.optimizer import no_moments
+from mlxdist.coordinator.training.adamw import no_moments
 from mlxdist.coordinator.training.resume import continued, earlier_life
 from mlxdist.coordinator.training.startup import method_of, reference
 from mlxdist.coordinator.training.state import State, identity_of, save_state

@@ -10,7 +10,7 @@ from msgspec.structs import replace as replace_struct
 
 from mlxdist.coordinator.config.run_spec import run_spec
 from mlxdist.coordinator.methods.sft import Method
-from mlxdist.coordinator.training.optimizer import no_moments
+from mlxdist.coordinator.training.adamw import no_moments
 from mlxdist.coordinator.training.state import State
 from mlxdist.node.backward.backward import MicroBatch
 from mlxdist.node.work import model as models

@@ -16,7 +16,7 @@ from mlxdist.coordinator.plan.estimates import busy_nodes, size_for_all
 from mlxdist.coordinator.report.format import count
 from mlxdist.coordinator.storage.run_folder import RunFolder, write_bytes
 from mlxdist.coordinator.training import initial_adapter as adapters
-from mlxdist.coordinator.training.optimizer import no_moments
+from mlxdist.coordinator.training.optimizer import optimizer_of
 from mlxdist.coordinator.training.state import State
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol.errors import UserError
@@ -44,7 +44,7 @@ def first_state(config: RunConfig, manifest: Manifest, method: Method) -> State:
         vector = adapters.start_from(Path(config.lora.init_adapter), manifest)
     else:
         vector = adapters.draw(manifest, config.batch.seed)
-    return State(vector, no_moments(len(vector)), method.references)
+    return State(vector, optimizer_of(config.train).init(len(vector)), method.references)
 
 
 def reference(config: RunConfig, folder: RunFolder, state: State) -> Vector | None:
