@@ -79,7 +79,7 @@ class Training:
 
     def leaves(self, step: Step) -> tuple[Leaf, ...]:
         """The leaves of a step."""
-        return cut(step, self.rows, self.config.batch.micro_size, self.config.batch.max_length, "sft")
+        return cut(step, self.rows, self.config.batch.micro_size, self.config.batch.max_length)
 
     def advance(self, adapter: Vector, moments: Moments) -> None:
         """Take the step."""

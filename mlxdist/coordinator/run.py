@@ -149,8 +149,7 @@ def _with_nodes(
         if earlier is None:
             state = begin.first_state(config, manifest, method)
         else:
-            state = continued(earlier, folder, identity, method.references)
-            method.references = state.references
+            state = continued(earlier, folder, identity, method.unknown_references())
             if dataset.valid is not None and other_validation(earlier, identity):
                 report.note("the validation rows are others than before: their best evaluation is looked for anew")
         if (reference := begin.reference(config, folder, state)) is not None:

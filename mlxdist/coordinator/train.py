@@ -15,7 +15,7 @@ from mlxdist.coordinator.batch.row_store import Rows
 from mlxdist.coordinator.cluster.audit import TaintedError
 from mlxdist.coordinator.config.schema import RunConfig, warmup_steps
 from mlxdist.coordinator.fleet.fleet import Fleet
-from mlxdist.coordinator.methods.sft import Method, StepAnswer, all_tokens, supervised_tokens
+from mlxdist.coordinator.methods.method import Method, StepAnswer, all_tokens, supervised_tokens
 from mlxdist.coordinator.report.format import StepReport
 from mlxdist.coordinator.report.reporter import Reporter
 from mlxdist.coordinator.training.clipping import clip
@@ -61,11 +61,11 @@ def train(run: Run, state: State) -> State:
     try:
         for step in islice(run.order(), state.step, run.total_steps):
             step_began = run.clock()
-            answer = whole_gradient(run, step, state.step)
+            answer = whole_gradient(run, step, state)
             gradient, grad_norm = clip(answer.grad_sum, answer.weight, train_.max_grad_norm)
             rate = step_learning_rate(run.config, step.number, run.total_steps)
             adapter, moments = optimizer.update(state.adapter, gradient, state.moments, rate)
-            state = replace(state, adapter=adapter, moments=moments)
+            state = replace(state, adapter=adapter, moments=moments, references=answer.references)
             run.fleet.send_adapter(state.step, state.adapter)
 
             seconds = run.clock() - step_began
@@ -108,11 +108,11 @@ def train(run: Run, state: State) -> State:
     return state
 
 
-def whole_gradient(run: Run, step: Step, adapter_version: int) -> StepAnswer:
+def whole_gradient(run: Run, step: Step, state: State) -> StepAnswer:
     """The step's gradient sum, from nodes that no audit of the step has found wrong."""
     while True:
         try:
-            return run.method.gradient(run.fleet, step, adapter_version)
+            return run.method.gradient(run.fleet, step, state.step, state.references)
         except TaintedError:
             continue  # one node fewer each time
 

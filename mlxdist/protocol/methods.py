@@ -55,6 +55,11 @@ class MethodSpec:
         return len(self.policy)
 
     @property
+    def prompt_apart(self) -> bool:
+        """Whether prompt and completion of a row are stored apart."""
+        return "prompt" in self.stored
+
+    @property
     def row_outputs(self) -> tuple[str, ...]:
         """The columns that a node sends back with a gradient."""
         return (LOSS, *self.policy, *self.reference)

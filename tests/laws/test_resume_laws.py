@@ -11,7 +11,7 @@ import pytest
 
 from mlxdist.coordinator.config.schema import BatchConfig, DataConfig, LoraConfig, RunConfig, TrainConfig
 from mlxdist.coordinator.fleet.fleet import Fleet
-from mlxdist.coordinator.methods.sft import Sft
+from mlxdist.coordinator.methods.kinds import Sft
 from mlxdist.coordinator.report.format import StepReport
 from mlxdist.coordinator.report.plain import Display
 from mlxdist.coordinator.report.reporter import Reporter
@@ -133,9 +133,9 @@ class Lives:
             earlier = earlier_life(run)
             if earlier is None:
                 vector = draw(manifest, 0)
-                state = State(vector, no_moments(len(vector)), method.references)
+                state = State(vector, no_moments(len(vector)), method.unknown_references())
             else:
-                state = plant(continued(earlier, run, identity, method.references))
+                state = plant(continued(earlier, run, identity, method.unknown_references()))
             report.resume_after(state.step)
             fleet.send_adapter(state.step, state.adapter)
             fleet.wait_for_nodes(nodes, nodes, 0.0)

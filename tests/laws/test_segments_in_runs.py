@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mlxdist.coordinator.config.schema import BatchConfig, DataConfig, LoraConfig, MemoryConfig, RunConfig, TrainConfig
-from mlxdist.coordinator.methods.sft import Sft
+from mlxdist.coordinator.methods.kinds import Sft
 from mlxdist.coordinator.train import Run, train
 from mlxdist.coordinator.training.adamw import no_moments
 from mlxdist.coordinator.training.initial_adapter import draw

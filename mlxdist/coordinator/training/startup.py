@@ -2,16 +2,14 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
 
 from safetensors.numpy import load_file, save
 
-from mlxdist.coordinator.batch.row_store import PairedRows, Rows
+from mlxdist.coordinator.batch.row_store import Rows
 from mlxdist.coordinator.config.advice import learning_rate_advice
 from mlxdist.coordinator.config.schema import RunConfig
-from mlxdist.coordinator.methods.preference import Dpo, Kto
-from mlxdist.coordinator.methods.reference_logps import unknown
-from mlxdist.coordinator.methods.sft import Method, Sft
+from mlxdist.coordinator.methods.kinds import KINDS
+from mlxdist.coordinator.methods.method import Method
 from mlxdist.coordinator.plan.estimates import busy_nodes, size_for_all
 from mlxdist.coordinator.report.format import count
 from mlxdist.coordinator.storage.run_folder import RunFolder, write_bytes
@@ -28,14 +26,8 @@ REFERENCE_FILE = "reference.safetensors"
 
 
 def method_of(config: RunConfig, rows: Rows, valid: Rows | None) -> Method:
-    """The method of a run, knowing no reference log-prob yet."""
-    counts = (len(rows), len(valid) if valid is not None else 0)
-    if config.method == "sft":
-        return Sft(config, rows, valid)
-    if config.method == "dpo":
-        return Dpo(config, rows, valid, unknown(*counts, branches=2))
-    pairs, valid_pairs = cast(PairedRows, rows), cast("PairedRows | None", valid)
-    return Kto(config, pairs, valid_pairs, unknown(*counts, branches=1))
+    """The method of a run."""
+    return KINDS[config.method](config, rows, valid)
 
 
 def first_state(config: RunConfig, manifest: Manifest, method: Method) -> State:
@@ -44,7 +36,7 @@ def first_state(config: RunConfig, manifest: Manifest, method: Method) -> State:
         vector = adapters.start_from(Path(config.lora.init_adapter), manifest)
     else:
         vector = adapters.draw(manifest, config.batch.seed)
-    return State(vector, optimizer_of(config.train).init(len(vector)), method.references)
+    return State(vector, optimizer_of(config.train).init(len(vector)), method.unknown_references())
 
 
 def reference(config: RunConfig, folder: RunFolder, state: State) -> Vector | None:

@@ -36,7 +36,7 @@ class State:
 
     adapter: Vector
     moments: Moments
-    references: References = field(default_factory=lambda: unknown(0, 0, 0))  # filled in place as rows are visited
+    references: References = field(default_factory=lambda: unknown(0, 0, 0))
     best: Best = field(default_factory=Best)
     eval_rows: int = 0  # the number that "auto" stands for; 0 while unknown
 

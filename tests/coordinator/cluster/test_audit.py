@@ -20,7 +20,7 @@ from mlxdist.coordinator.cluster.audit import (
     judge,
 )
 from mlxdist.coordinator.config.schema import BatchConfig, DataConfig, LoraConfig, RunConfig, TrainConfig
-from mlxdist.coordinator.methods.sft import Sft
+from mlxdist.coordinator.methods.kinds import Sft
 from mlxdist.coordinator.train import Run, train
 from mlxdist.coordinator.training.initial_adapter import draw
 from mlxdist.coordinator.training.adamw import no_moments
