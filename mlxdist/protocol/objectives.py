@@ -64,7 +64,8 @@ def dpo_losses(
     """Returns the loss of each pair [B] from the log-probabilities of policy and reference, each [B]. Weight: pairs.
 
     `loss` is one of `losses.DPO_LOSSES`; for those of `losses.PER_TOKEN_MEAN` the caller passes means over the row's
-    targets, not sums. Only those of `losses.LABEL_SMOOTHING` read `label_smoothing`. Raises ConfigError for another name.
+    targets, not sums. Only those of `losses.LABEL_SMOOTHING` read `label_smoothing`. Raises ConfigError for another
+    name.
     """
     formula = _DPO.get(loss)
     if formula is None:

@@ -1,7 +1,7 @@
 """The order of the data: the rows of each window, and the windows of each step. Pure functions.
 
-W windows of `size` rows make an epoch; a step takes `grad_accum_steps` windows of one epoch, the last step of an epoch what
-is left. The cursor of a resumed run is the number of steps done.
+W windows of `size` rows make an epoch. A step takes `grad_accum_steps` windows of one epoch; the last step of an epoch
+takes the rest. The cursor of a resumed run is the number of steps done.
 """
 
 import math

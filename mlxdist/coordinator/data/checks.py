@@ -121,8 +121,8 @@ def _refuse_lone_row(n_rows: int, batch: BatchConfig, method: str) -> None:
     last = windows % batch.grad_accum_steps or batch.grad_accum_steps
     if n_rows == 1 or (batch.size == 1 and last == 1):
         raise DataError(
-            f"the last step of an epoch would hold one of {_rows(n_rows)}, and {method} takes its reference point from the "
-            "other rows of the step: set batch.size to 2 or more" + (", and add rows" if n_rows == 1 else "")
+            f"the last step of an epoch would hold one of {_rows(n_rows)}, and {method} takes its reference point "
+            "from the other rows of the step: set batch.size to 2 or more" + (", and add rows" if n_rows == 1 else "")
         )
 
 

@@ -9,8 +9,8 @@ from typing import Any, Literal, get_args
 
 from rich.console import Console
 
-from mlxdist.coordinator.config.load import load
 from mlxdist.coordinator.config.field_types import any_of
+from mlxdist.coordinator.config.load import load_config
 from mlxdist.coordinator.config.schema import BatchConfig, DataConfig, PreferenceConfig, RunConfig
 from mlxdist.coordinator.data.ingest import Progress, fields_of, read_source
 from mlxdist.coordinator.data.load import checks, encoding_of, parted, template_notes
@@ -70,13 +70,13 @@ def run_config(path: str, model: str, options: InspectOptions) -> RunConfig:
     if Path(path).suffix == ".toml":
         given = {"model": model, "method": options.method}
         overrides = [f"{key}={json.dumps(value)}" for key, value in given.items() if value]
-        return with_options(load(Path(path), [*options.overrides, *overrides]), options)
+        return with_options(load_config(Path(path), [*options.overrides, *overrides]), options)
     if options.overrides:
         raise ConfigError(f"--set changes the keys of a run.toml, and {path} is none")
     data = DataConfig(path=path)
     method = options.method or guess_method(find(path).train)
     if method not in METHODS:
-        raise ConfigError(f"--method {method}: " + any_of(tuple(METHODS)).replace('"', ""))
+        raise ConfigError(f"--method {method}: " + any_of(METHODS).replace('"', ""))
     order: Any = METHODS[method].defaults.get("batch.order", BatchConfig.order)
     batch = replace(BatchConfig(), order=order)
     config = RunConfig(model=model or "none", output=Path("runs"), data=data, batch=batch, method=method)  # type: ignore[arg-type]

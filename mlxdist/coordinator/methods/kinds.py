@@ -56,11 +56,11 @@ class Dpo(Method):
 class Kto(Method):
     """Kahneman-Tversky optimization: one loss for each row against a reference point of the whole step.
 
-    It gives no advice on collapsed rewards: where the desirable rows became unlikely, their loss is near 1 and shows it.
+    It gives no advice: where desirable rows became unlikely, their loss is near 1, which does not look like success.
     """
 
     def scalars(self, fleet: Fleet, rows: Rows, step: Step, adapter_version: int) -> dict[str, float]:
-        """Returns the reference point of the step, whose KL pairs are scored in a round of their own, and the factors."""
+        """Returns the reference point of the step, beta, and the weights. The KL pairs are scored in an extra round."""
         preference = self.config.preference
         scored = self.loss in REFERENCE_POINT and len(step.rows) > 1
         paired = cast(PairedRows, rows)

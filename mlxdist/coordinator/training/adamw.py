@@ -42,9 +42,7 @@ class AdamW:
         """
         size, first, second = len(parameters), moments.vectors[FIRST], moments.vectors[SECOND]
         if not len(gradient) == len(first) == len(second) == size:
-            raise ValueError(
-                f"{size} parameters, {len(gradient)} gradients, {len(first)} and {len(second)} moments"
-            )
+            raise ValueError(f"{size} parameters, {len(gradient)} gradients, {len(first)} and {len(second)} moments")
         after, new_first, new_second = (np.empty(size, dtype=np.float32) for _ in range(3))
         with mx.stream(mx.cpu):
             for start in range(0, size, BLOCK_ELEMENTS):

@@ -38,8 +38,8 @@ def norm(vector: Vector) -> float:
 def clip(gradient_sum: Vector, total_weight: float, max_grad_norm: float) -> tuple[Vector, float]:
     """Returns the gradient [P] of the whole step, clipped, and its norm before clipping.
 
-    `gradient_sum` [P] is the finished sum, `total_weight` its tokens, pairs or rows. This is the one division of a step.
-    `max_grad_norm` = 0 does not clip. Raises NonFiniteError for a sum with NaN or infinity.
+    `gradient_sum` [P] is the finished sum, `total_weight` its tokens, pairs or rows. This is the one division of a
+    step. `max_grad_norm` = 0 does not clip. Raises NonFiniteError for a sum with NaN or infinity.
     """
     if not total_weight > 0:
         raise ValueError(f"total_weight must be positive, not {total_weight}")

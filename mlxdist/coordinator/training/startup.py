@@ -19,8 +19,8 @@ from mlxdist.coordinator.training.state import State
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol.errors import UserError
 from mlxdist.protocol.manifest import Manifest
-from mlxdist.protocol.vectors import Vector
 from mlxdist.protocol.methods import METHODS
+from mlxdist.protocol.vectors import Vector
 
 REFERENCE_FILE = "reference.safetensors"
 

@@ -73,7 +73,7 @@ def load_state(run: RunFolder) -> tuple[State, dict[str, Any]]:
     try:
         with safe_open(path, framework="numpy") as file:
             about = json.loads(file.metadata()["mlxdist"])
-            vectors = {name: file.get_tensor(name) for name in file.keys()}
+            vectors = {name: file.get_tensor(name) for name in list(file.keys())}
             adapter, train, valid = (vectors.pop(name) for name in (ADAPTER, REFERENCES, VALID_REFERENCES))
     except FileNotFoundError:
         raise UserError(f"There is nothing to resume in {run.path}: it has no {Path('state') / FILE}.") from None

@@ -59,9 +59,10 @@ class Computer:
     def gradient(
         self, leaf: Leaf, *, step: int, loss: str = "", scalars: Mapping[str, float] | None = None, inputs: Inputs
     ) -> tuple[Vector, RowOutputs]:
-        """The leaf's grad_sum as one flat float32 vector in manifest order, and its row outputs (`MethodSpec.row_outputs`).
+        """The leaf's grad_sum as one flat float32 vector in manifest order, and its row outputs.
 
-        Raises NonFiniteError, naming the leaf and its rows, when either holds NaN or Inf.
+        The columns are those of `MethodSpec.row_outputs`. Raises NonFiniteError, naming the leaf and its rows, when
+        either holds NaN or Inf.
         """
         batches, asked = self._asked(leaf, loss, scalars or {}, inputs)
         sums, grads = self._backward(leaf, step, batches, asked)

@@ -1,6 +1,6 @@
 """The objective of a leaf: its micro-batches, the scalar sum of its losses, and the row outputs that it sends back.
 
-Shapes: B rows or pairs of a leaf. Chosen and rejected rows are two micro-batches, because they are never padded together.
+Shapes: B rows or pairs of a leaf. Chosen and rejected rows are two micro-batches: they are never padded together.
 """
 
 from collections.abc import Mapping, Sequence
@@ -64,7 +64,7 @@ def branches(leaf: Leaf) -> list[tuple[Row, ...]]:
 
 
 def micro_batches(leaf: Leaf) -> list[MicroBatch]:
-    """Returns each branch padded on the right to its own width: inputs, targets and target mask, [B, width - 1] each."""
+    """Returns each branch padded on the right to its own width: inputs, targets, target mask, [B, width - 1] each."""
     return [micro_batch(rows, width) for rows, width in zip(branches(leaf), leaf.widths, strict=True)]
 
 

@@ -22,8 +22,8 @@ from mlxdist.coordinator.cluster.audit import (
 from mlxdist.coordinator.config.schema import BatchConfig, DataConfig, LoraConfig, RunConfig, TrainConfig
 from mlxdist.coordinator.methods.kinds import Sft
 from mlxdist.coordinator.train import Run, train
-from mlxdist.coordinator.training.initial_adapter import draw
 from mlxdist.coordinator.training.adamw import no_moments
+from mlxdist.coordinator.training.initial_adapter import draw
 from mlxdist.coordinator.training.startup import plan_sentences
 from mlxdist.coordinator.training.state import State
 from mlxdist.node.link.session import Session, Work

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxdist.coordinator.batch.batch_order import Step, steps, steps_per_epoch, total_steps
+from mlxdist.coordinator.batch.batch_order import steps, steps_per_epoch, total_steps
 from mlxdist.coordinator.batches import iterate_dpo_batches, iterate_sft_batches
 from mlxdist.coordinator.config.schema import BatchConfig, TrainConfig
 from mlxdist.coordinator.dataset import DpoExample, SftExample

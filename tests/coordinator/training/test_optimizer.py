@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from mlx.optimizers import AdamW
 
 from mlxdist.coordinator.config.schema import TrainConfig
-from mlxdist.coordinator.training.adamw import FIRST, SECOND, AdamW as Ours, no_moments
+from mlxdist.coordinator.training.adamw import FIRST, SECOND, no_moments
+from mlxdist.coordinator.training.adamw import AdamW as Ours
 from mlxdist.coordinator.training.clipping import block_square_sum, clip, norm
 from mlxdist.coordinator.training.moments import Moments
 from mlxdist.coordinator.training.optimizer import OPTIMIZERS, optimizer_of
