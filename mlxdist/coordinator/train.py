@@ -1,6 +1,6 @@
 """The training loop, one page: the story of a run from its first step to its last.
 
-    global batch -> leaves -> the fleet's gradient sums -> one division, one clip, one AdamW step -> the new adapter
+    global batch -> leaves -> the fleet's gradient sums -> one division, one clip, one optimizer step -> the new adapter
 
 Nothing here knows how many nodes there are, or which method it trains.
 """
@@ -15,10 +15,11 @@ from mlxdist.coordinator.batch.row_store import Rows
 from mlxdist.coordinator.cluster.audit import TaintedError
 from mlxdist.coordinator.config.schema import RunConfig, warmup_steps
 from mlxdist.coordinator.fleet.fleet import Fleet
-from mlxdist.coordinator.methods.sft import Method, StepAnswer, all_tokens, supervised_tokens
+from mlxdist.coordinator.methods.method import Method, StepAnswer, all_tokens, supervised_tokens
 from mlxdist.coordinator.report.format import StepReport
 from mlxdist.coordinator.report.reporter import Reporter
-from mlxdist.coordinator.training.optimizer import adamw, clip
+from mlxdist.coordinator.training.clipping import clip
+from mlxdist.coordinator.training.optimizer import optimizer_of
 from mlxdist.coordinator.training.saver import Saver
 from mlxdist.coordinator.training.schedule import learning_rate
 from mlxdist.coordinator.training.state import State
@@ -54,6 +55,7 @@ def train(run: Run, state: State) -> State:
     options = run.config.train
     if stops_early(options.early_stop_evals, state):  # a resumed run that had come to its end
         return state
+    optimizer = optimizer_of(options)
     began = run.clock()
     try:
         for step in islice(run.order(), state.step, run.total_steps):
@@ -61,17 +63,9 @@ def train(run: Run, state: State) -> State:
             answer = step_answer(run, step, state)
             gradient, grad_norm = clip(answer.grad_sum, answer.weight, options.max_grad_norm)
             rate = step_learning_rate(run.config, step.number, run.total_steps)
-            adapter, moments = adamw(
-                state.adapter,
-                gradient,
-                state.moments,
-                learning_rate=rate,
-                betas=options.betas,
-                eps=options.eps,
-                weight_decay=options.weight_decay,
-            )
+            adapter, moments = optimizer.update(state.adapter, gradient, state.moments, rate)
             run.fleet.send_adapter(moments.step, adapter)
-            stepped = replace(state, adapter=adapter, moments=moments)
+            stepped = replace(state, adapter=adapter, moments=moments, references=answer.references)
 
             seconds = run.clock() - step_began
             run.report.step(step_report(run, step.number, answer, grad_norm, rate, seconds))
@@ -91,7 +85,7 @@ def step_answer(run: Run, step: Step, state: State) -> StepAnswer:
     """Returns the step's gradient sum, from nodes that no audit of the step has found wrong."""
     while True:
         try:
-            return run.method.gradient(run.fleet, step, state.step)
+            return run.method.gradient(run.fleet, step, state.step, state.references)
         except TaintedError:
             continue  # with one node fewer each time
 

@@ -3,30 +3,29 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 from safetensors.numpy import load_file, save
 
-from mlxdist.coordinator.batch.row_store import PairedRows, Rows
+from mlxdist.coordinator.batch.row_store import Rows
 from mlxdist.coordinator.config.advice import learning_rate_advice
 from mlxdist.coordinator.config.hosts import Hosts
 from mlxdist.coordinator.config.schema import RunConfig, as_json
 from mlxdist.coordinator.fleet.fleet import Fleet
-from mlxdist.coordinator.methods.preference import Dpo, Kto
-from mlxdist.coordinator.methods.reference_logps import unknown
-from mlxdist.coordinator.methods.sft import Method, Sft
+from mlxdist.coordinator.methods.kinds import KINDS
+from mlxdist.coordinator.methods.method import Method
 from mlxdist.coordinator.plan.estimates import busy_nodes, size_for_all
 from mlxdist.coordinator.report.format import count
 from mlxdist.coordinator.report.reporter import Reporter
 from mlxdist.coordinator.storage.run_folder import RunFolder, write_bytes, write_json
 from mlxdist.coordinator.training import initial_adapter as adapters
-from mlxdist.coordinator.training.optimizer import no_moments
+from mlxdist.coordinator.training.optimizer import optimizer_of
 from mlxdist.coordinator.training.prepare import Prepared
 from mlxdist.coordinator.training.resume import continued, validation_changed
 from mlxdist.coordinator.training.state import State, identity_of
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol.errors import UserError
 from mlxdist.protocol.manifest import Manifest
+from mlxdist.protocol.methods import METHODS
 from mlxdist.protocol.numerics import Promise
 from mlxdist.protocol.vectors import Vector
 
@@ -58,8 +57,7 @@ def start(prepared: Prepared, hosts: Hosts, folder: RunFolder, fleet: Fleet, rep
     if earlier is None:
         state = first_state(config, manifest, method)
     else:
-        state = continued(earlier, folder, identity, method.references)
-        method.references = state.references
+        state = continued(earlier, folder, identity, method.unknown_references())
         if dataset.valid is not None and validation_changed(earlier, identity):
             report.note("the validation rows have changed: the search for the best evaluation starts again")
     if (vector := reference(config, folder, state)) is not None:
@@ -90,14 +88,8 @@ def announce(prepared: Prepared, start: Start, folder: RunFolder, report: Report
 
 
 def method_of(config: RunConfig, rows: Rows, valid: Rows | None) -> Method:
-    """Returns the method of a run, knowing no reference log-prob yet."""
-    counts = (len(rows), len(valid) if valid is not None else 0)
-    if config.method == "sft":
-        return Sft(config, rows, valid)
-    if config.method == "dpo":
-        return Dpo(config, rows, valid, unknown(*counts, branches=2))
-    pairs, valid_pairs = cast(PairedRows, rows), cast("PairedRows | None", valid)
-    return Kto(config, pairs, valid_pairs, unknown(*counts, branches=1))
+    """Returns the method of a run."""
+    return KINDS[config.method](config, rows, valid)
 
 
 def first_state(config: RunConfig, manifest: Manifest, method: Method) -> State:
@@ -106,7 +98,7 @@ def first_state(config: RunConfig, manifest: Manifest, method: Method) -> State:
         vector = adapters.start_from(Path(config.lora.init_adapter), manifest)
     else:
         vector = adapters.draw(manifest, config.batch.seed)
-    return State(vector, no_moments(len(vector)), method.references)
+    return State(vector, optimizer_of(config.train).init(len(vector)), method.unknown_references())
 
 
 def reference(config: RunConfig, folder: RunFolder, state: State) -> Vector | None:
@@ -114,7 +106,7 @@ def reference(config: RunConfig, folder: RunFolder, state: State) -> Vector | No
 
     Raises UserError where a resumed run lacks that file.
     """
-    if config.method == "sft" or config.preference.reference == "base":
+    if not METHODS[config.method].reference or config.preference.reference == "base":
         return None
     path = folder.state / REFERENCE_FILE
     if state.step == 0:
@@ -134,7 +126,7 @@ def reference(config: RunConfig, folder: RunFolder, state: State) -> Vector | No
 def plan_sentences(config: RunConfig, manifest: Manifest, rows: int, steps: int | None, ready: int) -> Iterator[str]:
     """Yields the arithmetic of the run, and advice, for the person to read before the first step."""
     batch = config.batch
-    unit = "pair" if config.method == "dpo" else "row"
+    unit = METHODS[config.method].item
     leaves = -(-batch.size // batch.micro_size) * batch.grad_accum_steps
     elements = manifests.size(manifest)
     length = count(steps, "step") if steps is not None else f"{config.train.max_hours:g} hours"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from mlxdist.coordinator.config.schema import RunConfig
 from mlxdist.coordinator.fleet.fleet import Fleet
-from mlxdist.coordinator.methods.sft import Method
+from mlxdist.coordinator.methods.method import Method
 from mlxdist.coordinator.report.format import count
 from mlxdist.coordinator.report.reporter import Reporter
 from mlxdist.coordinator.training.state import Best, State
@@ -50,14 +50,14 @@ class Validation:
             state = replace(state, eval_rows=self.rows_to_score(step_seconds))
         self.report.stage(f"scoring {count(state.eval_rows, 'validation row')}")
         began = self.clock()
-        metrics = self.method.evaluate(fleet, state.eval_rows, state.step)
+        metrics, references = self.method.evaluate(fleet, state.eval_rows, state.step, state.references)
         loss = metrics.pop("loss")
         self.report.val(state.step, loss, metrics, self.clock() - began)
         by = self.config.train.best_by
         value = loss if by == "loss" else -metrics[by]
         is_best = state.best.value is None or value < state.best.value
         best = Best(state.step, value) if is_best else replace(state.best, evals_since=state.best.evals_since + 1)
-        return Evaluation(state.step, loss, is_best), replace(state, best=best)
+        return Evaluation(state.step, loss, is_best), replace(state, best=best, references=references)
 
     def rows_to_score(self, step_seconds: float) -> int:
         """Returns a number of validation rows: all, the number asked for, or as many as take 5 % of the time."""

@@ -20,7 +20,7 @@ from mlxdist.coordinator.config.schema import DataConfig, RunConfig, TrainConfig
 from mlxdist.coordinator.report.reporter import Reporter
 from mlxdist.coordinator.report.summary import Results
 from mlxdist.coordinator.storage.run_folder import RunFolder, write_json
-from mlxdist.coordinator.training.optimizer import no_moments
+from mlxdist.coordinator.training.adamw import no_moments
 from mlxdist.coordinator.training.saver import Saver
 from mlxdist.coordinator.training.state import State, identity_of
 from mlxdist.coordinator.training.validation import Evaluation

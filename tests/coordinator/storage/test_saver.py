@@ -11,7 +11,7 @@ from mlxdist.coordinator.report.summary import Results
 from mlxdist.coordinator.storage.adapter_files import load_adapter
 from mlxdist.coordinator.storage.checkpoints import best_checkpoint, list_checkpoints
 from mlxdist.coordinator.storage.run_folder import RunFolder
-from mlxdist.coordinator.training.optimizer import no_moments
+from mlxdist.coordinator.training.adamw import no_moments
 from mlxdist.coordinator.training.saver import PATIENCE_SECONDS, Saver
 from mlxdist.coordinator.training.state import State, identity_of, load_state
 from mlxdist.coordinator.training.validation import Evaluation

@@ -11,7 +11,7 @@ from mlxdist.coordinator.batch.row_store import RowStore, StoredRows, pack
 from mlxdist.coordinator.config.schema import BatchConfig, DataConfig, RunConfig, TrainConfig, as_json
 from mlxdist.coordinator.methods.reference_logps import References, unknown
 from mlxdist.coordinator.storage.run_folder import RunFolder
-from mlxdist.coordinator.training.optimizer import no_moments
+from mlxdist.coordinator.training.adamw import no_moments
 from mlxdist.coordinator.training.resume import (
     Earlier,
     check_same_bits,
