@@ -11,15 +11,15 @@ import pytest
 
 from mlxdist.coordinator.config.schema import BatchConfig, DataConfig, LoraConfig, RunConfig, TrainConfig
 from mlxdist.coordinator.fleet.fleet import Fleet
-from mlxdist.coordinator.methods.sft import Sft
+from mlxdist.coordinator.methods.kinds import Sft
+from mlxdist.coordinator.report.display import Display
 from mlxdist.coordinator.report.format import StepReport
-from mlxdist.coordinator.report.plain import Display
 from mlxdist.coordinator.report.reporter import Reporter
 from mlxdist.coordinator.storage.run_folder import RunFolder
 from mlxdist.coordinator.train import Run, train
+from mlxdist.coordinator.training.adamw import FIRST, SECOND, no_moments
 from mlxdist.coordinator.training.initial_adapter import draw
-from mlxdist.coordinator.training.optimizer import no_moments
-from mlxdist.coordinator.training.resume import continued, earlier_life
+from mlxdist.coordinator.training.resume import continued, earlier_sessions
 from mlxdist.coordinator.training.saver import Saver
 from mlxdist.coordinator.training.state import Best, State, identity_of
 from mlxdist.coordinator.training.validation import Evaluation, Validation
@@ -68,10 +68,10 @@ class InterruptedReporter(Reporter):
 
     at: int = 0
 
-    def train(self, report: StepReport) -> None:
+    def step(self, report: StepReport) -> None:
         if report.step == self.at:
             raise KeyboardInterrupt
-        super().train(report)
+        super().step(report)
 
 
 @pytest.fixture(scope="module")
@@ -130,12 +130,12 @@ class Lives:
             manifest = fleet.wait_for_model().manifest
             method = Sft(config, cast(Any, data), cast(Any, valid))
             identity = identity_of("same", manifest, "model", "rows")
-            earlier = earlier_life(run)
+            earlier = earlier_sessions(run)
             if earlier is None:
                 vector = draw(manifest, 0)
-                state = State(vector, no_moments(len(vector)), method.references)
+                state = State(vector, no_moments(len(vector)), method.unknown_references())
             else:
-                state = plant(continued(earlier, run, identity, method.references))
+                state = plant(continued(earlier, run, identity, method.unknown_references()))
             report.resume_after(state.step)
             fleet.send_adapter(state.step, state.adapter)
             fleet.wait_for_nodes(nodes, nodes, 0.0)
@@ -189,11 +189,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
 
 def same(one: State, other: State) -> bool:
     """Whether two states are the same to the last bit, counters included."""
-    pairs = (
-        (one.adapter, other.adapter),
-        (one.moments.first, other.moments.first),
-        (one.moments.second, other.moments.second),
-    )
+    assert one.moments.vectors.keys() == other.moments.vectors.keys()
+    pairs = [(one.adapter, other.adapter)]
+    pairs += [(vector, other.moments.vectors[name]) for name, vector in one.moments.vectors.items()]
     bits = all(left.tobytes() == right.tobytes() for left, right in pairs)
     return bits and (one.step, one.best, one.eval_rows) == (other.step, other.best, other.eval_rows)
 
@@ -213,7 +211,7 @@ def test_an_interrupt_within_a_step_loses_neither_its_line_nor_its_evaluation(
 ) -> None:
     expected, told = whole(broken)
     broken.live(interrupt=interrupt, at=at)
-    earlier = earlier_life(RunFolder(broken.folder))
+    earlier = earlier_sessions(RunFolder(broken.folder))
     assert earlier is not None
     assert earlier.state.step == at - 1
     assert same(broken.live(), expected)
@@ -243,14 +241,20 @@ def shifted(state: State) -> State:
     return replace(state, moments=replace(state.moments, step=state.step - 1))
 
 
+def with_moment(name: str, value: float) -> Callable[[State], State]:
+    """A state with one of AdamW's moments replaced by a number."""
+
+    def change(state: State) -> State:
+        vectors = {**state.moments.vectors, name: np.full_like(state.adapter, value)}
+        return replace(state, moments=replace(state.moments, vectors=vectors))
+
+    return change
+
+
 PLANTED: dict[str, Callable[[State], State]] = {
     "the adapter is drawn anew": lambda state: replace(state, adapter=state.adapter * np.float32(0)),
-    "the first moment is forgotten": lambda state: replace(
-        state, moments=replace(state.moments, first=state.moments.first * np.float32(0))
-    ),
-    "the second moment is forgotten": lambda state: replace(
-        state, moments=replace(state.moments, second=state.moments.second * np.float32(0) + np.float32(1))
-    ),
+    "the first moment is forgotten": with_moment(FIRST, 0.0),
+    "the second moment is forgotten": with_moment(SECOND, 1.0),
     "a step is taken twice": shifted,
     "the best evaluation is forgotten": lambda state: replace(state, best=Best()),
 }

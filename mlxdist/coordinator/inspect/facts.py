@@ -164,7 +164,7 @@ def batch_facts(data: StoredRows, config: RunConfig) -> BatchFacts:
     batch, method = config.batch, config.method
     per_epoch = steps_per_epoch(len(data), batch, method)
     order = islice(steps(data.lengths.tolist(), batch, method), per_epoch)
-    leaves = (leaf for step in order for leaf in cut(step, data, batch.micro_size, batch.max_length, method))
+    leaves = (leaf for step in order for leaf in cut(step, data, batch.micro_size, batch.max_length))
     part = padding(islice(leaves, LEAVES_LOOKED_AT))
     return BatchFacts(batch.size, batch.micro_size, batch.grad_accum_steps, per_epoch, part)
 

@@ -9,8 +9,9 @@ from typing import Any, Literal, get_args
 
 from rich.console import Console
 
+from mlxdist.coordinator.config.field_types import any_of
 from mlxdist.coordinator.config.load import load_config
-from mlxdist.coordinator.config.schema import METHOD_DEFAULTS, BatchConfig, DataConfig, PreferenceConfig, RunConfig
+from mlxdist.coordinator.config.schema import BatchConfig, DataConfig, PreferenceConfig, RunConfig
 from mlxdist.coordinator.data.ingest import Progress, fields_of, read_source
 from mlxdist.coordinator.data.load import checks, encoding_of, parted, template_notes
 from mlxdist.coordinator.data.records import Source, Splits
@@ -22,8 +23,8 @@ from mlxdist.coordinator.encode.row_formats import Shaping, shape_of
 from mlxdist.coordinator.inspect.facts import Inspection, batch_facts, file_facts, samples
 from mlxdist.coordinator.inspect.view import show
 from mlxdist.protocol.errors import ConfigError, DataError
+from mlxdist.protocol.methods import METHODS
 
-Method = Literal["sft", "dpo", "kto"]
 TrainOn = Literal["last", "all", "everything"]
 NO_LIMIT = 2**31 - 1
 
@@ -74,9 +75,9 @@ def run_config(path: str, model: str, options: InspectOptions) -> RunConfig:
         raise ConfigError(f"--set changes the keys of a run.toml, and {path} is none")
     data = DataConfig(path=path)
     method = options.method or guess_method(find(path).train)
-    if method not in get_args(Method):
-        raise ConfigError(f"--method {method}: sft, dpo or kto")
-    order: Any = METHOD_DEFAULTS[method].get("batch.order", "sorted")
+    if method not in METHODS:
+        raise ConfigError(f"--method {method}: " + any_of(METHODS).replace('"', ""))
+    order: Any = METHODS[method].defaults.get("batch.order", BatchConfig.order)
     batch = replace(BatchConfig(), order=order)
     config = RunConfig(model=model or "none", output=Path("runs"), data=data, batch=batch, method=method)  # type: ignore[arg-type]
     return with_options(config, options)
@@ -95,14 +96,14 @@ def with_options(config: RunConfig, options: InspectOptions) -> RunConfig:
 def guess_method(source: Source) -> str:
     """The method that the first rows are for, sft where none is plain."""
     for record in islice(source.records(), 100):
-        for method in ("dpo", "kto", "sft"):
+        for method in sorted(METHODS, key=lambda name: not METHODS[name].losses):
             try:
                 shaping = Shaping(method, {})
                 shape_of(fields_of(record, shaping), shaping)
             except RowError:
                 continue
             return method
-    return "sft"
+    return RunConfig.method
 
 
 def examine(splits: Splits, encoding: Encoding, *, unit: str, progress: Progress) -> Inspection:

@@ -184,7 +184,7 @@ def _costs(config: RunConfig, data: Rows) -> Iterator[list[float]]:
     """Yields, step by step, the padded tokens of each leaf."""
     batch = config.batch
     for step in steps(data.lengths.tolist(), batch, config.method):
-        leaves = cut(step, data, batch.micro_size, batch.max_length, config.method)
+        leaves = cut(step, data, batch.micro_size, batch.max_length)
         yield [float(sum(leaf_tokens(leaf))) for leaf in leaves]
 
 
