@@ -56,7 +56,7 @@ class MethodSpec:
 
     @property
     def prompt_apart(self) -> bool:
-        """Whether prompt and completion of a row are stored apart."""
+        """True when prompt and completion of a row are stored apart."""
         return "prompt" in self.stored
 
     @property
