@@ -118,7 +118,7 @@ class Sessions:
     def session(
         self, *, interrupt: str = "", at: int = 0, nodes: int = 1, plant: Callable[[State], State] = lambda state: state
     ) -> State:
-        """One session, which goes on from the saved state. `interrupt`: "save" | "evaluation" | "report", in step `at`."""
+        """One session from the saved state on. `interrupt`: "save" | "evaluation" | "report", in step `at`."""
         config, run = self.config, RunFolder(self.folder)
         for folder in (run.state, run.checkpoints):
             folder.mkdir(parents=True, exist_ok=True)
