@@ -56,7 +56,7 @@ class MethodSpec:
 
     @property
     def prompt_apart(self) -> bool:
-        """Whether prompt and completion of a row are stored apart."""
+        """True when prompt and completion of a row are stored apart."""
         return "prompt" in self.stored
 
     @property
@@ -127,17 +127,18 @@ METHODS: Mapping[str, MethodSpec] = MappingProxyType({spec.name: spec for spec i
 
 
 def columns_of(names: Iterable[str], values: npt.NDArray[np.float32]) -> dict[str, Column]:
-    """The columns of row outputs [R, columns] by name. Raises ValueError for another number of columns than names."""
+    """Returns the columns of row outputs [R, columns] by name. Raises ValueError for another number of columns than names."""
     return dict(zip(names, values.T, strict=True))
 
 
 def named(applies: Callable[[MethodSpec], object]) -> str:
-    """The quoted names of the methods that `applies` is true for: '"dpo" and "kto"'."""
-    return " and ".join(f'"{spec.name}"' for spec in METHODS.values() if applies(spec))
+    """Returns the quoted names of the methods that `applies` is true for: '"dpo" and "kto"'. There is at least one."""
+    *first, last = [f'"{spec.name}"' for spec in METHODS.values() if applies(spec)]
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def loss_fault(method: str, loss: str, label_smoothing: float = 0.0) -> tuple[str, str] | None:
-    """The key at fault and the sentence after it, for a loss that the method does not have; None when all is well."""
+    """Returns the key at fault and the sentence after it, for a loss that the method lacks; None when all is well."""
     allowed = METHODS[method].losses
     if loss in allowed:
         if not label_smoothing or loss in LABEL_SMOOTHING:

@@ -36,7 +36,7 @@ from tests.laws.preference_runs import MakeMethod
 
 
 def parts_of(step: Step) -> list[Step]:
-    """What each of two nodes has of a step, as steps of their own: nobody is asked for two gradients of one."""
+    """The part of a step that each of two nodes has, as steps of their own: no step is asked for two gradients."""
     rows = tuple(step.rows)
     parts = enumerate(node_parts(len(rows)), start=1)
     return [Step(1000 * place + step.number, (rows[part],)) for place, part in parts]
@@ -144,7 +144,7 @@ def forgetful_of(references: References) -> References:
 
 
 def made(kind: type[Dpo] | type[Kto]) -> MakeMethod:
-    """What makes this variant of a method."""
+    """A function that makes this variant of a method."""
 
     def make(config: RunConfig, rows: StoredRows, valid: StoredRows | None) -> Method:
         return kind(config, rows, valid)
@@ -198,7 +198,7 @@ class ReferenceOfNoAdapter(Computer):
 
 
 class AllFresh(Computer):
-    """What is known of a leaf's rows is computed again where one of them is unknown."""
+    """All references of a leaf are computed again when one of them is unknown."""
 
     def _references(self, leaf: Leaf, batches: Sequence[MicroBatch], loss: str, inputs: Inputs) -> list[mx.array]:
         return seen(loss, self._reference_score(batches), target_counts(leaf))

@@ -1,4 +1,4 @@
-"""DPO and KTO in one process, and the same by the plain loop: what the preference laws hold against each other."""
+"""DPO and KTO in one process, and the same by the plain loop, for the preference laws to compare."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -122,7 +122,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Ran:
-    """What a run came to."""
+    """The result of a run."""
 
     steps: list[PlainStep]
     state: State

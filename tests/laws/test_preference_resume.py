@@ -1,4 +1,4 @@
-"""Preference runs that go on, start anew, or end badly: the references are known again, and nothing is left over."""
+"""Preference runs that are resumed, started again, or fail: the references are known again, nothing is left over."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -16,7 +16,7 @@ from mlxdist.node.work.compute import UNKNOWN, Computer
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.leaves import Leaf
 from mlxdist.protocol.methods import DPO, LABELS, METHODS
-from tests.coordinator.training.watched import Watched, leaves_without_reference
+from tests.coordinator.training.watched import Recorder, Watched, leaves_without_reference
 from tests.laws.memory_fleet import MemoryNode, MemoryNodes
 from tests.laws.preference_cases import BATCH, case_of, labelled, pairs
 from tests.laws.preference_runs import assert_equals_one_machine, evaluate_here, train_here, train_plainly, with_rows
@@ -48,6 +48,17 @@ def test_the_second_pass_asks_for_no_reference(loss: str, model: Path, engines: 
     assert leaves_without_reference(engines) == {1: 3, 2: 3, 3: 0, 4: 0, 5: 0}
     branches = 1 if loss == "kto" else 2
     assert ran.state.references.saved_forwards == 3 * 3 * branches
+
+
+def test_a_step_returns_what_it_learned_and_leaves_the_state_before_it_as_it_was(
+    model: Path, engines: list[Watched]
+) -> None:
+    """A step that is interrupted leaves nothing behind, and is taken again by the resumed run."""
+    told = Recorder()
+    train_here(case_of("sigmoid", rows=pairs(6), total_steps=3), model, engines[:1], recorder=told)
+    known = [int((~np.isnan(state.references.train[:, 0])).sum()) for state in told.states]
+    assert known == [3, 6, 6]
+    assert [state.references.saved_forwards for state in told.states] == [0, 0, 6]
 
 
 def test_the_reference_of_kl_pairs_is_computed_each_step_for_they_hardly_recur(

@@ -33,4 +33,6 @@ def test_columns_are_read_by_name_and_another_number_of_them_is_an_error() -> No
 
 
 def test_methods_are_named_in_the_order_of_the_table() -> None:
-    assert named(lambda spec: spec.losses) == '"dpo" and "kto"'
+    assert named(lambda spec: spec.labels) == '"kto"'
+    assert named(lambda spec: spec in (KTO, DPO)) == '"dpo" and "kto"'
+    assert named(lambda spec: spec in (SFT, DPO, KTO)) == '"sft", "dpo" and "kto"'

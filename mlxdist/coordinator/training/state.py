@@ -42,7 +42,7 @@ class State:
 
     @property
     def step(self) -> int:
-        """Steps done."""
+        """The number of steps done."""
         return self.moments.step
 
 

@@ -54,7 +54,7 @@ def test_ten_steps_are_adamw_written_again_in_float64() -> None:
 
 
 def test_updates_from_zero_are_adamws_as_far_as_float32_bias_correction_goes() -> None:
-    """Where lora_b starts: no parameter hides the update. 1 - 0.999**step in float32 costs up to 1e-5 of it."""
+    """As for lora_b: no parameter hides the update. 1 - 0.999**step in float32 costs up to 1e-5 of it."""
     start = np.zeros(500, dtype=np.float32)
     gradients = [normal(seed, 500) for seed in range(1, 6)]
     ours, _ = train(start, no_moments(500), gradients, [1e-3] * 5)
@@ -126,7 +126,7 @@ def test_a_block_filled_up_with_zeros_has_the_same_bits(size: int) -> None:
 
 
 def test_slicing_the_vector_at_blocks_changes_no_bit_of_the_norm() -> None:
-    """What several reducers, each with some blocks, would send are the same numbers."""
+    """Several reducers, each with some of the blocks, would send the same numbers."""
     vector = normal(0, 5 * BLOCK_ELEMENTS + 9)
     blocks = [vector[start : start + BLOCK_ELEMENTS] for start in range(0, len(vector), BLOCK_ELEMENTS)]
     one, two, three, four, five, six = (block_square_sum(block.copy()) for block in blocks)
