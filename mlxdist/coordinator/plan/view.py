@@ -64,15 +64,15 @@ def _fits(total: int, node: NodePlan) -> str:
 
 def _step(plan: RunPlan, console: Console) -> None:
     nodes, sent = len(plan.nodes), plan.sent
-    leaves = count(plan.leaves, "leaf (micro-batch)", "leaves (micro-batches)")
     lines = [
-        f"{leaves} with {plan.tokens:,.0f} tokens, padding included",
+        f"{count(plan.leaves, 'leaf (micro-batch)', 'leaves (micro-batches)')}, {plan.tokens:,.0f} tokens with padding",
         f"{sent.bytes_down / 1e6:.1f} MB to {count(nodes, 'node')}, {sent.bytes_up / 1e6:.1f} MB back in "
         f"{count(sent.partials, 'partial gradient')}: {sent.seconds:.2g} s",
     ]
     if plan.busy_nodes < nodes:
         idle = count(nodes - plan.busy_nodes, "node")
-        lines.append(f"{idle} would idle: {count(plan.leaves, 'leaf', 'leaves')} take as long on {plan.busy_nodes}")
+        leaves = count(plan.leaves, "leaf", "leaves")
+        lines.append(f"{idle} would idle: {leaves} take {count(plan.busy_nodes, 'node')} as long as {nodes}")
     if plan.nearest_size is None:
         lines.append("no batch.size gives one partial gradient per node with this grad_accum_steps")
     elif plan.nearest_size != plan.batch_size:
