@@ -70,7 +70,7 @@ class Hosts:
     nodes: tuple[NodeSpec, ...]
 
 
-# Values that need a feature of a later version: (whether a value needs it, the sentence).
+# Values that need a feature of a later version: (test of a value, sentence when it needs the feature).
 # Delete an entry when its feature lands; nothing else needs to change.
 NOT_YET: Mapping[str, tuple[Callable[[Any], bool], str]] = MappingProxyType(
     {

@@ -94,7 +94,7 @@ def _one_partial_each(batch: BatchConfig, nodes: int) -> bool:
 
 
 @pytest.mark.parametrize(("leaves", "nodes", "busy", "size"), [(4, 3, 2, 5), (2, 3, 2, 3), (8, 3, 3, 8), (6, 5, 3, 9)])
-def test_idle_nodes_are_said_at_the_start_with_the_size_that_would_use_all(
+def test_idle_nodes_are_reported_at_the_start_with_the_size_that_would_use_all(
     leaves: int, nodes: int, busy: int, size: int
 ) -> None:
     batch = BatchConfig(size=leaves)
@@ -106,7 +106,7 @@ def test_idle_nodes_are_said_at_the_start_with_the_size_that_would_use_all(
     assert -(-size // nodes) < -(-size // (nodes - 1))  # with one node fewer the step would be longer
 
 
-def test_another_node_pays_until_leaves_or_the_network_run_out() -> None:
+def test_another_node_is_worthwhile_until_leaves_or_the_network_run_out() -> None:
     fast, slow = 1e12, 1e6
     assert useful_nodes([100.0] * 8, 10.0, 4_000_000, fast) == 8
     assert useful_nodes([100.0] * 8, 1000.0, 4_000_000, slow) == 1
