@@ -4,6 +4,7 @@
 """
 
 import ipaddress
+import os
 import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -145,7 +146,7 @@ def _run(file: TomlFile, faults: list[str]) -> Path | None:
         faults.append(f"{file.place('run')} = {shown(text)}: must be the path of a run.toml in quotes")
         return None
     path = absolute(text, file.path.parent.absolute())
-    if not path.exists():
+    if not os.path.exists(path):  # unlike Path.exists it takes a path that is too long
         faults.append(f'{file.place("run")} = "{text}" leads to {path}, and there is no file')
     return path
 
