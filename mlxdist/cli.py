@@ -160,11 +160,10 @@ def inspect(
     """Show the data before training: what would be trained, cut or dropped, and every faulty row as file:line."""
     from rich.console import Console
 
-    from mlxdist.coordinator.inspect.inspect import InspectOptions
-    from mlxdist.coordinator.inspect.inspect import inspect as show
+    from mlxdist.coordinator.inspect.inspect import InspectOptions, show_inspection
 
     options = InspectOptions(method, max_length, batch_size, micro_size, train_on, set_ or (), as_json=json)
-    sys.exit(show(data, model, options, Console()))
+    sys.exit(show_inspection(data, model, options, Console()))
 
 
 @app.command()
