@@ -60,21 +60,21 @@ def fold(items: Sequence[T], add: Callable[[T, T], T]) -> T:
     return fold_span(Span(0, len(items)), items.__getitem__, add)
 
 
-def subtrees(total: int, run: Span) -> list[Span]:
-    """The fewest whole subtrees of the tree over `total` leaves that make up the contiguous `run`, left to right."""
+def subtrees(total: int, span: Span) -> list[Span]:
+    """The fewest whole subtrees of the tree over `total` leaves that make up `span`, left to right."""
 
-    def below(span: Span) -> Iterator[Span]:
-        if run.stop <= span.start or span.stop <= run.start:
+    def below(subtree: Span) -> Iterator[Span]:
+        if span.stop <= subtree.start or subtree.stop <= span.start:
             return
-        if run.start <= span.start and span.stop <= run.stop:
-            yield span
+        if span.start <= subtree.start and subtree.stop <= span.stop:
+            yield subtree
             return
-        left, right = halves(span)
+        left, right = halves(subtree)
         yield from below(left)
         yield from below(right)
 
-    if not 0 <= run.start < run.stop <= total:
-        raise ValueError(f"run {run} is not within {total} leaves")
+    if not 0 <= span.start < span.stop <= total:
+        raise ValueError(f"leaves {span} are not within {total} leaves")
     return list(below(Span(0, total)))
 
 

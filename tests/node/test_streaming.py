@@ -353,7 +353,7 @@ def test_a_fault_in_mid_stream_withdraws_the_partial_on_both_sides(
         if leaf == 0
         else {"b": Span(0, LEAVES - 1), "a": Span(LEAVES - 1, LEAVES)}
     )
-    wires.cluster.work.split = lambda seconds: split
+    wires.cluster.scheduler.assigner = lambda seconds: split
     a.spoil.append((leaf, 0))
     held: list[int] = []
     wires.on_growth = lambda name: held.append(wires.cluster._uploads.held)
@@ -372,7 +372,7 @@ def test_a_cancel_in_mid_stream_frees_the_buffer_and_ends_the_backward(
     wires, _ = wired("a", "b")
     wires.gradient(request())  # the speeds are known now
     wires.cluster.set_adapter(1, drawn_adapter(wires.cluster.manifest))
-    wires.cluster.work.split = lambda seconds: {"a": Span(0, LEAVES)}
+    wires.cluster.scheduler.assigner = lambda seconds: {"a": Span(0, LEAVES)}
     wires.record.clear()
     copied: list[int] = []
 

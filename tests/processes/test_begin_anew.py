@@ -51,8 +51,10 @@ def test_a_new_connection_of_a_worker_ends_its_life_and_its_work_goes_to_others(
     assert a.session != old
     assert a.state == "connecting"
     assert [(stale.session, stale.over) for stale in a.heard(m.Stale, CONTROL)] == [(old, True)]
-    assert {leaf for one in bench.cluster.round.of("b") for leaf in range(one.run.start, one.run.stop)} == {0, 1, 2, 3}  # type: ignore[union-attr]
-    assert not bench.cluster.round.deaths[attempt.run.start], "the leaf is not to blame for the network"  # type: ignore[union-attr]
+    current = bench.cluster.round
+    assert current is not None
+    assert {leaf for one in current.of("b") for leaf in range(one.span.start, one.span.stop)} == {0, 1, 2, 3}
+    assert not current.crashes[attempt.span.start], "the leaf is not to blame for the network"
     assert b.state == "busy"
 
 

@@ -92,7 +92,7 @@ class World:
             min_nodes=self.min_nodes,
             launched=self.launched,
         )
-        self.cluster = Cluster(rules, split=self._split)
+        self.cluster = Cluster(rules, assigner=self._split)
         self.fleet = Fleet(self.cluster, self, clock=lambda: self.now, threaded=False)
         self.total, self.fetched, self.freed, self.lent = None, [], [], None
         if self.reference:
@@ -432,7 +432,7 @@ class World:
 
     def _lives(self, attempt: int, name: str) -> bool:
         current = self.cluster.round
-        return current is not None and attempt in current.attempts and current.attempts[attempt].node == name
+        return current is not None and attempt in current.assignments and current.assignments[attempt].node == name
 
     def _deliver_down(self, wire: Wire) -> None:
         frames = wire.down.popleft()
@@ -498,7 +498,7 @@ class World:
 
     def _no_ghost_has_work(self) -> None:
         current = self.cluster.round
-        for attempt in current.attempts.values() if current is not None else ():
+        for attempt in current.assignments.values() if current is not None else ():
             node = self.cluster.nodes[attempt.node]
             can = node.state in (NodeState.READY, NodeState.BUSY, NodeState.SUSPECT)
             assert can, f"{node.name} is {node.state.value} and has {attempt}"

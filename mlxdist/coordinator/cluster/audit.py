@@ -205,7 +205,7 @@ class Audit:
             if not cluster.nodes[name].gone:
                 cluster.members.quarantine(cluster.nodes[name], reason)
         if guilty:
-            cluster.work.forget_step()
+            cluster.scheduler.forget_step()
         return bool(guilty)
 
 

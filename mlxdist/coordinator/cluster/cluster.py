@@ -17,8 +17,8 @@ from mlxdist.coordinator.cluster.compatibility import check_model, check_version
 from mlxdist.coordinator.cluster.downloads import Downloads
 from mlxdist.coordinator.cluster.membership import Membership
 from mlxdist.coordinator.cluster.node import Node
-from mlxdist.coordinator.cluster.placement import Split
-from mlxdist.coordinator.cluster.scheduler import TRIED_AGAIN, Work
+from mlxdist.coordinator.cluster.placement import Assigner
+from mlxdist.coordinator.cluster.scheduler import TRIED_AGAIN, Scheduler
 from mlxdist.coordinator.cluster.settings import NodeNews, Rules
 from mlxdist.coordinator.cluster.uploads import DamagedError, Uploads
 from mlxdist.coordinator.schedule.assign import assign
@@ -45,11 +45,11 @@ class Cluster:
     """All nodes and the round in work. `failure` is what the run cannot go on after."""
 
     rules: Rules
-    split: Split = assign
+    assigner: Assigner = assign
     introduction: m.Loaded | None = None
     now: float = 0.0
     members: Membership = field(init=False)
-    work: Work = field(init=False)
+    scheduler: Scheduler = field(init=False)
     _failure: MlxdistError | None = None
     _outbox: list[Parcel] = field(default_factory=list)
     _uploads: Uploads = field(default_factory=Uploads)
@@ -58,10 +58,10 @@ class Cluster:
     _paused_at: float = 0.0
 
     def __post_init__(self) -> None:
-        self.work = Work(self.rules, self.split)
+        self.scheduler = Scheduler(self.rules, self.assigner)
         self._downloads = Downloads(self._send, self._transfers)
         self.members = Membership(
-            self.rules, self._send, self._on_lost, self._at_work, self._in_work, self.work.survived
+            self.rules, self._send, self._on_lost, self._at_work, self._in_work, self.scheduler.survived
         )
 
     # ---- what the loop asks
@@ -79,12 +79,12 @@ class Cluster:
     @property
     def round(self) -> Round | None:
         """The round in work, or the last one."""
-        return self.work.round
+        return self.scheduler.round
 
     @property
     def failure(self) -> MlxdistError | None:
         """What the run cannot go on after: a leaf that no node can compute, or nobody left."""
-        return self._failure or self.work.failure or self.members.hopeless
+        return self._failure or self.scheduler.failure or self.members.hopeless
 
     @failure.setter
     def failure(self, error: MlxdistError | None) -> None:
@@ -104,7 +104,7 @@ class Cluster:
         """A new adapter: it starts on its way to every node that will work. `vector` must not change afterwards."""
         self._downloads.set_adapter(version, vector)
         for node in self.ready():
-            if node.name not in self.work.spare:  # a spare one gets it with its first leaf
+            if node.name not in self.scheduler.spare:  # a spare one gets it with its first leaf
                 self._downloads.adapters_to(node, self.now)
 
     def set_reference(self, vector: Vector) -> None:
@@ -115,10 +115,10 @@ class Cluster:
 
     def begin(self, request: Request) -> None:
         """Give the leaves of a request to the nodes that are ready; without any they wait for one."""
-        self.work.begin(request)
+        self.scheduler.begin(request)
         self._uploads.limit = len(self.ready()) + 1
         self._uploads.reserve = 1 + (len(request.leaves) - 1).bit_length()
-        self._share_out()
+        self._place()
 
     def fetch_partials(self) -> list[tuple[Span, Vector]]:
         """The partials that have come since the last call. Each buffer counts as held until `release`."""
@@ -197,16 +197,16 @@ class Cluster:
         for node in list(self.nodes.values()):
             if self._uploads.stalled(node.name) and self._in_work(node) is None:
                 node.progressed = now  # it waits for us
-            if not node.gone and not node.spent and (idle := self.work.stuck(node, now)) is not None:
+            if not node.gone and not node.spent and (idle := self.scheduler.stuck(node, now)) is not None:
                 self.members.restart_worker(node, f"it did nothing for {idle:.3g} s")
-        self._share_out()
-        for attempt in self.work.copy_late(self.ready(), now):
+        self._place()
+        for assignment in self.scheduler.copy_late(self.ready(), now):
             slow = next(
-                one for one in self._current().attempts.values() if not one.copy and one.missing & attempt.missing
+                one for one in self._current().assignments.values() if not one.copy and one.missing & assignment.missing
             )
-            what = f"leaves {attempt.run} take long there"
-            self.members.tell(self.nodes[slow.node], what, f"{attempt.node} computes them too")
-            self._send_work(attempt)
+            what = f"leaves {assignment.span} take long there"
+            self.members.tell(self.nodes[slow.node], what, f"{assignment.node} computes them too")
+            self._send_work(assignment)
 
     def slept(self, gap: float, asleep: float, now: float) -> None:
         """This process did nothing, for seconds that its clock shows and others that it does not (sleep_detector.py).
@@ -215,8 +215,8 @@ class Cluster:
         """
         self.members.slept(gap, asleep, now)
         self._transfers.forget()
-        for attempt in self.round.attempts.values() if self.round is not None else ():
-            attempt.began = now if asleep else min(attempt.began + gap, now)
+        for assignment in self.round.assignments.values() if self.round is not None else ():
+            assignment.began = now if asleep else min(assignment.began + gap, now)
 
     def unreachable(self, parcel: Parcel, now: float) -> None:
         """A message could not be sent."""
@@ -251,7 +251,7 @@ class Cluster:
                     self._send_again(node)
             case m.Cancel(attempt=attempt):
                 node.cancelled.discard(attempt)
-                self._share_out()
+                self._place()
             case m.LeafAnswer():
                 self._on_leaf(node, message, payload)
             case m.VectorBlock(stream=stream, index=index):
@@ -289,13 +289,13 @@ class Cluster:
         node.canary, node.early_exits = message.digests, 0
         self.members.tell(node, "ready")
         self._downloads.adapters_to(node, self.now)
-        self._share_out()
+        self._place()
 
     def _on_fault(self, node: Node, message: m.Fault) -> None:
         if message.kind == "nonfinite" and message.leaf >= 0:
             span = Span(message.leaf, message.leaf + 1)
-            attempt = self._current().check(node.name, message.step, message.attempt, self._version(), span)
-            self.members.tell(node, self.work.nonfinite(attempt, message.leaf), "computed once more")
+            assignment = self._current().check(node.name, message.step, message.attempt, self._version(), span)
+            self.members.tell(node, self.scheduler.nonfinite(assignment, message.leaf), "computed once more")
             self._settle()
         elif node.state is NodeState.LOADING:
             kind = ConfigError if message.kind == "config" else NodeError
@@ -306,7 +306,7 @@ class Cluster:
     def _on_leaf(self, node: Node, message: m.LeafAnswer, payload: memoryview) -> None:
         current = self._current()
         span = Span(message.leaf, message.leaf + 1)
-        attempt = current.check(node.name, message.step, message.attempt, message.adapter_version, span)
+        assignment = current.check(node.name, message.step, message.attempt, message.adapter_version, span)
         leaf = current.request.leaves[message.leaf]
         rows = len(leaf.rows) // len(leaf.widths)
         if message.columns < 1 or payload.nbytes != 4 * rows * message.columns:
@@ -315,14 +315,14 @@ class Cluster:
         numbers = np.frombuffer(payload, np.float32).reshape(rows, message.columns)
         if current.request.verb == "score" and not np.isfinite(numbers).all() and message.leaf not in current.nonfinite:
             # The same again is what it is, and for whoever asked: a validation loss may be infinite, KTO's z0 may not.
-            self.members.tell(node, self.work.nonfinite(attempt, message.leaf), "computed once more")
-            self._after_result([attempt])
+            self.members.tell(node, self.scheduler.nonfinite(assignment, message.leaf), "computed once more")
+            self._after_result([assignment])
             return
-        done = current.answer(attempt, message.leaf, numbers)
+        done = current.answer(assignment, message.leaf, numbers)
         node.leaves_done += 1
         node.peak_bytes = max(node.peak_bytes, message.peak_bytes)
         tokens = leaf_tokens(leaf)
-        self.work.patience.took(sum(tokens), max(tokens), message.seconds)
+        self.scheduler.deadlines.took(sum(tokens), max(tokens), message.seconds)
         node.speed.leaf(current.request.verb, (sum(tokens), max(tokens)), message.seconds)
         for stream in self._uploads.arriving(node.name, message.leaf + 1):  # it left while the leaf was in work
             self._transfers.begin("up", node.name, stream, self.now)
@@ -331,11 +331,11 @@ class Cluster:
     def _on_offer(self, node: Node, offer: m.VectorOffer) -> None:
         current = self._current()
         span = Span(offer.start, offer.stop)
-        attempt = current.check(node.name, offer.step, offer.attempt, offer.adapter_version, span)
+        assignment = current.check(node.name, offer.step, offer.attempt, offer.adapter_version, span)
         elements = manifests.size(self.manifest)
         if offer.kind != "partial" or (offer.elements, offer.slice_start, offer.slice_stop) != (elements, 0, elements):
             raise MismatchError(f"{node.name} offers a vector that is not of this run's manifest ({elements} elements)")
-        if span not in attempt.missing:
+        if span not in assignment.missing:
             raise StaleError(f"the partial over {span} is not missing")
         self._uploads.offer(node.name, offer)
         self._transfers.begin("offer", node.name, offer.stream, self.now)
@@ -381,19 +381,19 @@ class Cluster:
     def _in_work(self, node: Node) -> Leaf | None:
         return self.round.in_work(node.name) if self.round is not None else None
 
-    def _share_out(self) -> None:
-        paused, there = self.work.paused, sum(node.there for node in self.nodes.values())
-        for attempt in self.work.share_out(self.ready(), there, self.now):
-            self._send_work(attempt)
-        while self.work.left_out:
-            name, why = self.work.left_out.popleft()
+    def _place(self) -> None:
+        paused, there = self.scheduler.paused, sum(node.there for node in self.nodes.values())
+        for assignment in self.scheduler.place(self.ready(), there, self.now):
+            self._send_work(assignment)
+        while self.scheduler.left_out:
+            name, why = self.scheduler.left_out.popleft()
             action = (
                 f"it gets no leaves for now, stays as a spare and is tried again at least every {TRIED_AGAIN} steps"
             )
             self.members.tell(self.nodes[name], why, action)
-        if self.work.paused != paused:
+        if self.scheduler.paused != paused:
             what = f"{there} of at least {self.rules.min_nodes} nodes can work"
-            if self.work.paused:
+            if self.scheduler.paused:
                 self._paused_at = self.now
                 news = NodeNews("", "paused", f"paused: {what}", action="waiting for more")
             else:
@@ -403,11 +403,11 @@ class Cluster:
 
     def _after_result(self, done: Iterable[Assignment]) -> None:
         """Something came: what nobody needs any more is cancelled."""
-        for attempt in done:
-            loser = self.nodes[attempt.node]
+        for assignment in done:
+            loser = self.nodes[assignment.node]
             if loser.data is not None:
-                loser.cancelled.add(attempt.number)
-                self._send(DATA, loser.data, m.Cancel(loser.session, attempt.number))
+                loser.cancelled.add(assignment.attempt)
+                self._send(DATA, loser.data, m.Cancel(loser.session, assignment.attempt))
         self._settle()
 
     def _settle(self) -> None:
@@ -421,17 +421,17 @@ class Cluster:
                 self._transfers.end(kind, name, stream, self.now)
             if other.data is not None:
                 self._send(DATA, other.data, m.Stale(other.session, "another node was faster", stream))
-        self._share_out()
+        self._place()
         self._admit_uploads()
 
     def _on_lost(self, node: Node, blame: bool) -> list[Span]:
         """The node's worker is gone: half partials are thrown away, what it had is given to others."""
-        runs = self.work.lost(node.name, blame)
+        spans = self.scheduler.lost(node.name, blame)
         self._downloads.drop(node.name)
         self._uploads.drop(node.name)
         self._transfers.drop(node.name)
         self._settle()
-        return runs
+        return spans
 
     def _send_again(self, node: Node) -> None:
         """An adapter arrived damaged: both go once more."""
@@ -461,9 +461,9 @@ class Cluster:
         assert node.data is not None
         self._send(DATA, node.data, m.Received(node.session, stream, whole))
 
-    def _send_work(self, attempt: Assignment) -> None:
-        node = self.nodes[attempt.node]
-        self._downloads.work_to(node, self._current().request, attempt, self.now)
+    def _send_work(self, assignment: Assignment) -> None:
+        node = self.nodes[assignment.node]
+        self._downloads.work_to(node, self._current().request, assignment, self.now)
         node.move(NodeEvent.ASSIGNED)
 
     def _send(self, channel: str, peer: bytes, message: m.Message, payload: Buffer = b"") -> None:

@@ -52,30 +52,30 @@ class Downloads:
             node.has_reference = True
             self._offer(node, "reference", 0, *self.reference, now)
 
-    def work_to(self, node: Node, request: Request, attempt: Assignment, now: float) -> None:
+    def work_to(self, node: Node, request: Request, assignment: Assignment, now: float) -> None:
         """Send a task with its rows, behind the adapters that it needs."""
         assert node.data is not None
         self.adapters_to(node, now)
-        run = attempt.run
+        span = assignment.span
         task = m.Assignment(
             session=node.session,
             verb=request.verb,
             step=request.step,
-            attempt=attempt.number,
+            attempt=assignment.attempt,
             adapter_version=request.adapter_version,
-            start=run.start,
-            stop=run.stop,
+            start=span.start,
+            stop=span.stop,
             total=len(request.leaves),
             loss=request.loss,
             parameters=request.parameters,
             scalars=dict(request.scalars),
         )
         self.send(DATA, node.data, task, b"")
-        for leaf in request.leaves[run.start : run.stop]:
+        for leaf in request.leaves[span.start : span.stop]:
             rows = m.LeafRows(
                 session=node.session,
                 step=request.step,
-                attempt=attempt.number,
+                attempt=assignment.attempt,
                 leaf=leaf.index,
                 widths=leaf.widths,
                 row_ids=tuple(row.row_id for row in leaf.rows),

@@ -123,7 +123,7 @@ class Fleet:
         while True:
             with self._changed:
                 canaries = {node.name: node.canary for node in self._cluster.ready()}
-                spare = set(self._cluster.work.spare)
+                spare = set(self._cluster.scheduler.spare)
             question, verdicts = self._audit.questions(request, answers, canaries, spare)
             if question is None:
                 break
@@ -152,7 +152,7 @@ class Fleet:
         """Leaves that were computed, or begun, more than once so far: after a loss, or as copies of late ones."""
         with self._changed:
             current = self._cluster.round
-            return self._cluster.work.leaves_recomputed + (current.recomputed if current is not None else 0)
+            return self._cluster.scheduler.leaves_recomputed + (current.recomputed if current is not None else 0)
 
     @property
     def audited(self) -> int:

@@ -13,7 +13,7 @@ FIRST_FACTOR = 5.0  # for a first leaf, or one of a new width
 
 
 @dataclass
-class Patience:
+class Deadlines:
     """`least_seconds` is always given; `factor` times the median beyond it; `first_seconds` while nothing is known."""
 
     least_seconds: float = 30.0

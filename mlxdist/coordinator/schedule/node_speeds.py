@@ -19,7 +19,7 @@ PARTIAL_SECONDS = 0.01  # what one more partial per step is taken to cost, until
 SURE = 2  # leaves of a width after which their time is believed: the first one compiles kernels
 GRADIENT = "gradient"
 
-Job = tuple[int, int]  # a leaf's padded tokens, and the width of its widest row
+LeafSize = tuple[int, int]  # a leaf's padded tokens, and the width of its widest row
 
 
 def width_class(width: int) -> int:
@@ -38,11 +38,11 @@ class Speed:
     _measured: dict[tuple[str, int], int] = field(default_factory=dict)
     _doubted: set[str] = field(default_factory=set)
 
-    def leaf(self, verb: str, job: Job, seconds: float) -> None:
+    def leaf(self, verb: str, size: LeafSize, seconds: float) -> None:
         """A leaf took so long."""
         if not 0 < seconds < math.inf:
             return
-        tokens, width = job
+        tokens, width = size
         key, anew = (verb, width_class(width)), self._anew("leaf")
         if anew:
             self._per_token, self._measured = {}, {}
@@ -109,7 +109,7 @@ class Pacing:
     held: dict[str, Speed] = field(default_factory=dict)
 
     def seconds(
-        self, verb: str, jobs: Sequence[Job], speeds: Mapping[str, Speed], here: Iterable[str] = ()
+        self, verb: str, sizes: Sequence[LeafSize], speeds: Mapping[str, Speed], here: Iterable[str] = ()
     ) -> dict[str, NodeSeconds]:
         """What each node would take for each leaf, in the order of `speeds`.
 
@@ -118,17 +118,24 @@ class Pacing:
         """
         share = max(len(speeds), 1)
         if any(
-            _has_moved(_estimate(verb, jobs, self.held.get(name), share), _estimate(verb, jobs, speed, share))
+            _has_moved(
+                _estimate(verb, sizes, self.held.get(name), share), _estimate(verb, sizes, speed, share)
+            )
             for name, speed in speeds.items()
         ):
             self.held |= {name: speed.copy() for name, speed in speeds.items()}
         held = {name: self.held.get(name, Speed()) for name in speeds}
 
         known = {
-            name: [tokens * speed.per_token(verb, width) for tokens, width in jobs] for name, speed in held.items()
+            name: [tokens * speed.per_token(verb, width) for tokens, width in sizes]
+            for name, speed in held.items()
         }
         known = {name: leaves for name, leaves in known.items() if all(leaves)}
-        mean = [fmean(each) for each in zip(*known.values(), strict=True)] if known else [float(job[0]) for job in jobs]
+        mean = (
+            [fmean(each) for each in zip(*known.values(), strict=True)]
+            if known
+            else [float(tokens) for tokens, _ in sizes]
+        )
         up = fmean([speed.up for speed in held.values() if speed.up] or [PARTIAL_SECONDS])
         down = fmean([speed.down for speed in held.values() if speed.down] or [0.0])
         ups = {name: (speed.up or up) if verb == GRADIENT else 0.0 for name, speed in held.items()}
@@ -142,11 +149,11 @@ class Pacing:
         }
 
 
-def _estimate(verb: str, jobs: Sequence[Job], speed: Speed | None, share: int) -> float:
+def _estimate(verb: str, sizes: Sequence[LeafSize], speed: Speed | None, share: int) -> float:
     """Seconds for an even share of the leaves, link included; 0 where nothing is known."""
     if speed is None:
         return 0.0
-    return speed.down + sum(tokens * speed.per_token(verb, width) for tokens, width in jobs) / share + speed.up
+    return speed.down + sum(tokens * speed.per_token(verb, width) for tokens, width in sizes) / share + speed.up
 
 
 def _has_moved(before: float, now: float) -> bool:

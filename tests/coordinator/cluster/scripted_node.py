@@ -15,7 +15,7 @@ from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import MlxdistError
 from mlxdist.protocol.leaves import Leaf, Row
 from mlxdist.protocol.manifest import Manifest
-from mlxdist.protocol.messages import SessionId, Message
+from mlxdist.protocol.messages import Message, SessionId
 from mlxdist.protocol.transport import CONTROL, DATA, Parcel
 from mlxdist.protocol.tree import Span
 from mlxdist.protocol.vectors import Vector, digest
@@ -160,13 +160,13 @@ class ScriptedNode:
     def work(self) -> list[Span]:
         """The runs that it has in its hands."""
         current = self.bench.cluster.round
-        return [attempt.run for attempt in current.of(self.name)] if current is not None else []
+        return [attempt.span for attempt in current.of(self.name)] if current is not None else []
 
     @property
     def attempt(self) -> int:
         """Its first attempt in the round in work; 0 when it has none."""
         current = self.bench.cluster.round
-        return next((one.number for one in current.of(self.name)), 0) if current is not None else 0
+        return next((one.attempt for one in current.of(self.name)), 0) if current is not None else 0
 
     def answer(self, leaf: int, **changes: Any) -> tuple[m.LeafAnswer, bytes]:
         """The answer to a leaf of the round in work, with one row number."""
@@ -231,15 +231,26 @@ def state_of(cluster: Cluster) -> Any:
     """The same, of a cluster."""
     current = cluster.round
     nodes = {
-        name: (node.session, node.state, node.data, node.canary, node.tokens_per_second, node.spent, set(node.cancelled))
+        name: (
+            node.session,
+            node.state,
+            node.data,
+            node.canary,
+            node.tokens_per_second,
+            node.spent,
+            set(node.cancelled),
+        )
         for name, node in cluster.nodes.items()
     }
     work = current and (
         dict(current.answers),
         list(current.partials),
         list(current.pending),
-        {one.number: (one.node, one.run, set(one.missing), set(one.answered)) for one in current.attempts.values()},
-        dict(current.deaths),
+        {
+            one.attempt: (one.node, one.span, set(one.missing), set(one.answered))
+            for one in current.assignments.values()
+        },
+        dict(current.crashes),
         dict(current.nonfinite),
     )
     uploads = (cluster._uploads.held, dict(cluster._uploads._waiting), set(cluster._uploads._arriving))

@@ -59,7 +59,7 @@ def test_what_was_finished_before_the_exit_stays_and_only_the_rest_is_given_agai
     assert [span for span, _ in bench.cluster.fetch_partials()] == [Span(0, 2)]
     current = bench.cluster.round
     assert current is not None
-    assert dict(current.deaths) == {2: 1}
+    assert dict(current.crashes) == {2: 1}
 
 
 def test_a_lost_exit_message_is_made_good_by_the_next_beat() -> None:

@@ -75,14 +75,14 @@ def test_leaves_count_as_recomputed_when_they_were_begun_and_not_when_they_only_
     bench.cluster.set_adapter(3, ADAPTER)
     node, other = bench.ready("a", "b")
     bench.begin(request_of(8))
-    work = bench.cluster.work
-    assert work.round is not None
+    scheduler = bench.cluster.scheduler
+    assert scheduler.round is not None
     for leaf in (0, 1):  # computed, but their partial never comes
         node.say(*node.answer(leaf))
     node.tell(m.Leave(node.session))
-    assert work.round.recomputed == 1  # leaf 2 was begun, leaf 3 was not
+    assert scheduler.round.recomputed == 1  # leaf 2 was begun, leaf 3 was not
     for leaf in (4, 5, 6, 7):
         other.say(*other.answer(leaf))
     for leaf in (0, 1, 2, 3):
-        other.say(*other.answer(leaf, attempt=work.round.of("b")[-1].number))
-    assert work.round.recomputed == 3
+        other.say(*other.answer(leaf, attempt=scheduler.round.of("b")[-1].attempt))
+    assert scheduler.round.recomputed == 3

@@ -94,7 +94,7 @@ class Race:
 
     def __init__(self, nodes: int) -> None:
         self.cluster = new_cluster()
-        self.cluster.work.split = self.split
+        self.cluster.scheduler.assigner = self.split
         self.cuts: Sequence[int] = ()
         self.nodes = {f"node-{index}": RacingNode(f"node-{index}") for index in range(nodes)}
         self.fetched: list[tuple[Span, Vector]] = []
