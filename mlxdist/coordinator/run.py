@@ -13,7 +13,8 @@ from importlib import metadata
 from mlxdist.coordinator.batch.batch_order import total_steps
 from mlxdist.coordinator.cluster.audit import Audit
 from mlxdist.coordinator.cluster.cluster import Cluster
-from mlxdist.coordinator.cluster.settings import NodeNews, Rules
+from mlxdist.coordinator.cluster.events import NodeNews
+from mlxdist.coordinator.cluster.settings import ClusterSettings
 from mlxdist.coordinator.config.hosts import Hosts
 from mlxdist.coordinator.config.run_spec import run_spec
 from mlxdist.coordinator.config.schema import RunConfig, as_json
@@ -110,28 +111,20 @@ def _with_nodes(
     hub = RouterHub(bind, hosts.coordinator.port)
     if resume:
         report.resume_after(earlier.state.step if earlier is not None else 0)
-    rules = Rules(
+    settings = ClusterSettings(
         run=f"{config.output.name}-{uuid.uuid4().hex[:8]}",
         incarnation=time.time_ns(),
         spec=spec,
         versions={name: metadata.version(name) for name in ("mlx", "mlx-lm")},
         data_port=hub.ports[DATA],
-        beat_seconds=config.timing.beat_seconds,
-        suspect_seconds=config.timing.suspect_seconds,
-        dead_seconds=config.timing.dead_seconds,
+        timing=config.timing,
         memory=fitted.memory,
-        return_seconds=config.timing.return_seconds,
-        restart_seconds=config.timing.restart_seconds,
-        progress_seconds=config.timing.progress_seconds,
-        progress_factor=config.timing.progress_factor,
-        first_seconds=config.timing.start_timeout,
-        copy_factor=config.timing.copy_factor,
         min_nodes=hosts.coordinator.min_nodes,
         launched=frozenset(node.name for node in hosts.nodes),
     )
     nodes = LocalNodes(folder.logs, config.timing.stop_seconds, config.timing.restart_seconds, clock)
     fleet = Fleet(
-        Cluster(rules),
+        Cluster(settings),
         hub,
         on_news=lambda news: tell(news, report, folder),
         watch=nodes.watch,

@@ -123,13 +123,6 @@ class MemoryLink:
     def renew(self) -> None:
         """Nothing can be half open here."""
 
-    def reset(self) -> None:
-        """The connection breaks and is there again: what was under way in either direction is lost."""
-        mine = (self.channel, self.peer)
-        self.hub.inbox = deque(parcel for parcel in self.hub.inbox if (parcel.channel, parcel.peer) != mine)
-        self.inbox.clear()
-        self.hub.inbox.append(Parcel(*mine, PROBE))
-
     def wake(self) -> None:
         """Nothing waits."""
 

@@ -65,12 +65,12 @@ def test_what_the_old_life_still_sends_is_refused_whole() -> None:
     a.say(a.offer(Span(0, 2), stream=4))
     probe(a)
     a.heard(m.Stale)
-    before = bench.cluster._uploads.held
+    before = bench.cluster.transfers.pool.held
     for message, payload in (late, (m.VectorBlock(old, 4, 0), PARTIAL.tobytes()), (m.Cancel(old, 1), b"")):
         a.say(message, payload)
         assert [(stale.session, stale.over) for stale in a.heard(m.Stale)] == [(old, True)]
     assert not bench.cluster.round.answers  # type: ignore[union-attr]
-    assert bench.cluster._uploads.held == before == 0
+    assert bench.cluster.transfers.pool.held == before == 0
 
 
 def test_the_supervisor_asks_anew_and_the_worker_works_in_the_new_life() -> None:
@@ -78,7 +78,7 @@ def test_the_supervisor_asks_anew_and_the_worker_works_in_the_new_life() -> None
     a, b = working(bench, "a", "b")
     old = a.session
     probe(a)
-    a.tell(m.Heartbeat(old, 5, 2, 3))  # it has not heard yet
+    a.tell(m.Heartbeat(old, 2))  # it has not heard yet
     assert a.heard(m.Stale, CONTROL)[-1].over
     a.enlist()
     (admit,) = a.heard(m.Accept, CONTROL)
@@ -106,7 +106,7 @@ def test_a_worker_that_stays_without_a_connection_begins_anew_and_is_not_killed(
     old = a.session
     bench.cluster.unreachable(Parcel(DATA, a.data, []), bench.now)
     a.heard(m.Restart, CONTROL)
-    bench.tick(bench.cluster.rules.return_seconds + 0.1)
+    bench.tick(bench.cluster.settings.timing.return_seconds + 0.1)
     bench.collect()
     mail = [message for message, _ in bench.mail[CONTROL, a.control]]
     assert any(isinstance(one, m.Stale) and one.over and one.session == old for one in mail)
@@ -117,7 +117,7 @@ def test_a_worker_that_never_says_hello_is_started_anew() -> None:
     bench = Bench()
     node = ScriptedNode(bench, "a")
     node.enlist()
-    for _ in range(int(bench.cluster.rules.first_seconds / 2) + 2):
+    for _ in range(int(bench.cluster.settings.timing.start_timeout / 2) + 2):
         node.beat()
         bench.tick(2.0)
         bench.collect()
@@ -176,7 +176,7 @@ def test_a_supervisor_that_is_told_its_life_is_over_hands_the_next_one_to_the_sa
     supervisor._tick()
     sent = [parcel.frames for parcel in hub.receive(0)]
     assert sent == [
-        encode(m.Register(m.PROTOCOL_VERSION, "a", psutil.Process().pid, idle.process.pid, supervisors.host_facts()))
+        encode(m.Register(m.PROTOCOL_VERSION, "a", idle.process.pid, supervisors.host_facts()))
     ]
     supervisor._handle(admit(second))
     supervisor._handle(admit(second))
@@ -313,7 +313,7 @@ def test_a_data_connection_that_is_reset_costs_a_new_life_and_no_bit(
             assert [loaded for loaded, _ in loads(node.engine)] == [1]
             assert not proxy.saw(DOWN, m.Restart)
             assert len({message.session for message in proxy.saw(UP, m.Hello)}) == 2 or sight is m.Hello
-            assert coordinator.cluster._uploads.held == 1  # the sum, which is given back at the next request
+            assert coordinator.cluster.transfers.pool.held == 1  # the sum, which is given back at the next request
             coordinator.fleet.close("the test is over")
     finally:
         proxy.close()

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from mlxdist.coordinator.cluster import placement as sharing
-from mlxdist.coordinator.cluster import scheduler as work
+from mlxdist.coordinator.cluster import placement, scheduler
+from mlxdist.coordinator.cluster.buffers import BufferPool
 from mlxdist.coordinator.cluster.membership import Membership
 from mlxdist.coordinator.cluster.node import Node
 from mlxdist.coordinator.cluster.uploads import Uploads
@@ -104,7 +104,7 @@ def damage_is_not_seen(patch: pytest.MonkeyPatch) -> None:
 
 def summed_buffers_are_kept(patch: pytest.MonkeyPatch) -> None:
     """What was summed away still counts as held."""
-    patch.setattr(Uploads, "release", lambda self, buffer: self._free.append(buffer))
+    patch.setattr(BufferPool, "give_back", lambda self, buffer: self._free.append(buffer))
 
 
 def losers_of_a_race_are_liars(patch: pytest.MonkeyPatch) -> None:
@@ -131,12 +131,12 @@ def old_incarnations_count(patch: pytest.MonkeyPatch) -> None:
 
 def one_nan_is_enough(patch: pytest.MonkeyPatch) -> None:
     """A NaN ends the run without being computed elsewhere."""
-    patch.setattr(work, "FATAL_NONFINITE", 1)
+    patch.setattr(scheduler, "FATAL_NONFINITE", 1)
 
 
 def the_suspicious_are_not_alone(patch: pytest.MonkeyPatch) -> None:
     """A leaf at which workers die is given beside other leaves, again and again."""
-    patch.setattr(sharing, "suspicious", lambda round_: [])
+    patch.setattr(placement, "suspicious", lambda round_: [])
 
 
 def row_numbers_of_the_last_one_count(patch: pytest.MonkeyPatch) -> None:

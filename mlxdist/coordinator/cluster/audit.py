@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from mlxdist.coordinator.cluster.cluster import Cluster
 from mlxdist.coordinator.schedule.rounds import Request, Round
 from mlxdist.protocol.errors import MlxdistError, NodeError
 from mlxdist.protocol.vectors import BLOCK_ELEMENTS, Vector, digest
@@ -65,10 +64,10 @@ def _draw(text: str) -> float:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """`guilty`: gave wrong numbers. `unlike`: right, but of another bit class than its canary said."""
+class Finding:
+    """`wrong`: gave wrong numbers. `unlike`: right, but of another bit class than its canary said."""
 
-    guilty: tuple[str, ...] = ()
+    wrong: tuple[str, ...] = ()
     unlike: tuple[str, ...] = ()
     undecided: bool = False
 
@@ -76,7 +75,7 @@ class Verdict:
 Alike = Callable[[str, str], bool]  # whether two nodes are of one bit class
 
 
-def judge(answers: Sequence[Answer], alike: Alike, nodes: Sequence[str]) -> Verdict | str:
+def judge(answers: Sequence[Answer], alike: Alike, nodes: Sequence[str]) -> Finding | str:
     """Who was wrong about a leaf, or whom to ask next: one of `nodes`, those that can work.
 
     Where two nodes do not agree, all are asked, and right is what most agree with. Whoever gave another answer is asked
@@ -100,10 +99,10 @@ def judge(answers: Sequence[Answer], alike: Alike, nodes: Sequence[str]) -> Verd
     odd = [node for node, given in asked.items() if not all(agree(right, answer) for answer in given)]
     agreed = supporters(right) > 0
     if agreed and not odd:
-        return Verdict()
+        return Finding()
     if ask := next((node for node in nodes if node not in asked), None):
         return ask
-    guilty: list[str] = []
+    wrong: list[str] = []
     unlike: list[str] = []
     if agreed:
         for node in odd:
@@ -111,18 +110,18 @@ def judge(answers: Sequence[Answer], alike: Alike, nodes: Sequence[str]) -> Verd
             if node in again:
                 return node
             honest = _repeats(given) and distance(right, given[0]) <= TOLERANCE
-            (unlike if honest else guilty).append(node)
-        return Verdict(tuple(guilty), tuple(unlike))
+            (unlike if honest else wrong).append(node)
+        return Finding(tuple(wrong), tuple(unlike))
     if len(asked) == 1:
-        return Verdict()  # nobody else is there
+        return Finding()  # nobody else is there
     if again:
         return again[0]
     steady = [node for node, given in asked.items() if len(given) >= TIMES and _repeats(given)]
     if len(steady) == 1:
-        return Verdict(tuple(node for node in asked if node not in steady))
+        return Finding(tuple(node for node in asked if node not in steady))
     if len(steady) == len(asked) and all(distance(answers[0], answer) <= TOLERANCE for answer in answers):
-        return Verdict(unlike=tuple(asked))
-    return Verdict(undecided=True)
+        return Finding(unlike=tuple(asked))
+    return Finding(undecided=True)
 
 
 def _repeats(given: Sequence[Answer]) -> bool:
@@ -160,9 +159,9 @@ class Audit:
         answers: Mapping[int, Sequence[Answer]],
         canaries: Canaries,
         spare: Container[str] = (),
-    ) -> tuple[Request | None, dict[int, Verdict]]:
-        """What to ask next of which node, as a request for all open leaves; and the verdicts on the others."""
-        alike, only, verdicts = self.alike(canaries), {}, {}
+    ) -> tuple[Request | None, dict[int, Finding]]:
+        """What to ask next of which node, as a request for all open leaves; and the findings on the others."""
+        alike, only, findings = self.alike(canaries), {}, {}
         for leaf, given in answers.items():
             self._turn += 1
             # Each time another node is the second one; of the first one's class, and no spare one, if there is any.
@@ -171,42 +170,31 @@ class Audit:
             next_ = judge(
                 given, alike, sorted(turned, key=lambda name: (not alike(given[0].node, name), name in spare))
             )
-            if isinstance(next_, Verdict):
-                verdicts[leaf] = next_
+            if isinstance(next_, Finding):
+                findings[leaf] = next_
             else:
                 only[leaf] = (next_, *(name for name in turned if name != next_))
-        return (replace(request, only=only, apart=frozenset(only)) if only else None), verdicts
+        return (replace(request, only=only, apart=frozenset(only)) if only else None), findings
 
     def conclude(
-        self,
-        request: Request,
-        answers: Mapping[int, Sequence[Answer]],
-        verdicts: Mapping[int, Verdict],
-        cluster: Cluster,
-    ) -> bool:
-        """Quarantine who was wrong, name who is unlike; whether the step is to be done anew.
+        self, request: Request, answers: Mapping[int, Sequence[Answer]], findings: Mapping[int, Finding]
+    ) -> tuple[dict[str, str], dict[str, str]]:
+        """The nodes that were wrong, and those that are newly known to be unlike, each with the reason.
 
-        Raises NodeError where nobody agrees with anybody.
+        Where a node was wrong, the step must be done again without it. Raises NodeError where no two nodes agree.
         """
         self.audited += sum(len({answer.node for answer in given}) > 1 for given in answers.values())
-        guilty: dict[str, str] = {}
-        for leaf, verdict in verdicts.items():
-            if verdict.undecided:
+        wrong: dict[str, str] = {}
+        others: dict[str, str] = {}
+        for leaf, finding in findings.items():
+            if finding.undecided:
                 raise undecided(leaf, request, answers[leaf])
-            for name in verdict.guilty:
-                guilty.setdefault(name, guilt(leaf, request, name, answers[leaf]))
-            for name in sorted(set(verdict.unlike) - self.unlike):
+            for name in finding.wrong:
+                wrong.setdefault(name, why_wrong(leaf, request, name, answers[leaf]))
+            for name in sorted(set(finding.unlike) - self.unlike):
                 self.unlike.add(name)
-                what = unlike(leaf, request, name, answers[leaf])
-                cluster.members.tell(
-                    cluster.nodes[name], what, "the promise of this run is a tolerance, not the same bits"
-                )
-        for name, reason in guilty.items():
-            if not cluster.nodes[name].gone:
-                cluster.members.quarantine(cluster.nodes[name], reason)
-        if guilty:
-            cluster.scheduler.forget_step()
-        return bool(guilty)
+                others[name] = why_unlike(leaf, request, name, answers[leaf])
+        return wrong, others
 
 
 def with_rows(current: Round, leaf: int, answers: Iterable[Answer]) -> list[Answer]:
@@ -215,7 +203,7 @@ def with_rows(current: Round, leaf: int, answers: Iterable[Answer]) -> list[Answ
     return [replace(answer, rows=rows) if answer.node == by else answer for answer in answers]
 
 
-def guilt(leaf: int, request: Request, node: str, answers: Iterable[Answer]) -> str:
+def why_wrong(leaf: int, request: Request, node: str, answers: Iterable[Answer]) -> str:
     """Why a node is quarantined, with the numbers."""
     answers = list(answers)
     mine = [answer for answer in answers if answer.node == node]
@@ -230,7 +218,7 @@ def guilt(leaf: int, request: Request, node: str, answers: Iterable[Answer]) -> 
     )
 
 
-def unlike(leaf: int, request: Request, node: str, answers: Iterable[Answer]) -> str:
+def why_unlike(leaf: int, request: Request, node: str, answers: Iterable[Answer]) -> str:
     """Why the bits of the run depend on who computes what, although the canaries were the same."""
     answers = list(answers)
     mine = next(answer for answer in answers if answer.node == node)

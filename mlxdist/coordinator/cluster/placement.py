@@ -87,7 +87,8 @@ def copies(round_: Round, nodes: Sequence[Node], slow: Callable[[Assignment], bo
     """Copies of what is late, for nodes that have nothing to do; nothing is copied twice."""
     if round_.pending:
         return
-    idle = sorted((node for node in nodes if round_.finished(node.name)), key=lambda node: -node.tokens_per_second)
+    idle = [node for node in nodes if round_.finished(node.name)]
+    idle.sort(key=lambda node: -node.speed.tokens_per_second)
     copied = {piece for assignment in round_.assignments.values() if assignment.copy for piece in assignment.missing}
     for assignment in list(round_.assignments.values()):
         if not idle:

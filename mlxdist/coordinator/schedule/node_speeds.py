@@ -118,17 +118,14 @@ class Pacing:
         """
         share = max(len(speeds), 1)
         if any(
-            _has_moved(
-                _estimate(verb, sizes, self.held.get(name), share), _estimate(verb, sizes, speed, share)
-            )
+            _has_moved(_estimate(verb, sizes, self.held.get(name), share), _estimate(verb, sizes, speed, share))
             for name, speed in speeds.items()
         ):
             self.held |= {name: speed.copy() for name, speed in speeds.items()}
         held = {name: self.held.get(name, Speed()) for name in speeds}
 
         known = {
-            name: [tokens * speed.per_token(verb, width) for tokens, width in sizes]
-            for name, speed in held.items()
+            name: [tokens * speed.per_token(verb, width) for tokens, width in sizes] for name, speed in held.items()
         }
         known = {name: leaves for name, leaves in known.items() if all(leaves)}
         mean = (
@@ -161,7 +158,7 @@ def _has_moved(before: float, now: float) -> bool:
 
 
 @dataclass
-class Transfers:
+class TransferTimes:
     """When each vector under way began, by (direction, node, stream), and the adapter version that it is."""
 
     _began: dict[tuple[str, str, int], tuple[float, int]] = field(default_factory=dict)

@@ -16,7 +16,7 @@ def attempts(bench: Bench) -> list[Assignment]:
 
 
 def nonfinite(node: ScriptedNode, at: int, **changes: Any) -> m.Fault:
-    values = {"step": 4, "attempt": node.attempt, "leaf": at, "row_ids": (at,)}
+    values = {"step": 4, "attempt": node.attempt, "leaf": at}
     return m.Fault(node.session, "nonfinite", f"NaN in leaf {at}", **{**values, **changes})
 
 

@@ -12,13 +12,13 @@ from mlxdist.protocol.backoff import Backoff
 
 def known(seconds: float = 1.0, tokens: int = 100, width: int = 100) -> Deadlines:
     """A leaf of 100 tokens was computed."""
-    deadlines = Deadlines(least_seconds=30.0, factor=10.0, first_seconds=600.0)
+    deadlines = Deadlines(progress_seconds=30.0, progress_factor=10.0, start_timeout=600.0)
     deadlines.took(tokens, width, seconds)
     return deadlines
 
 
 def test_while_nothing_is_known_the_first_leaf_has_its_own_limit() -> None:
-    deadlines = Deadlines(first_seconds=600.0)
+    deadlines = Deadlines(progress_seconds=30.0, progress_factor=10.0, start_timeout=600.0)
     assert deadlines.usual(100) is None
     for first in (True, False):
         assert deadlines.limit(10**6, 10**6, first=first) == 600.0

@@ -1,7 +1,7 @@
 """What the cluster tells of its nodes: a cause and what was done for each change, a pause at both its ends."""
 
 from mlxdist.coordinator.cluster.cluster import Cluster
-from mlxdist.coordinator.cluster.settings import NodeNews, Rules
+from mlxdist.coordinator.cluster.events import NodeNews
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.tree import Span
 from tests.coordinator.cluster.scripted_node import ADAPTER, Bench, new_cluster, request_of, working
@@ -14,8 +14,7 @@ def told(bench: Bench) -> list[NodeNews]:
 
 
 def needing(min_nodes: int) -> Cluster:
-    rules = new_cluster().rules
-    return Cluster(Rules(**{**vars(rules), "min_nodes": min_nodes}))
+    return new_cluster(min_nodes=min_nodes)
 
 
 def test_a_loss_says_why_what_was_done_and_which_leaves_go_to_others() -> None:
@@ -48,7 +47,7 @@ def test_a_worker_that_is_started_anew_is_told_as_what_was_done() -> None:
     told(bench)
     node.say(m.Fault(node.session, "memory", "out of memory"))
     (lost, *_) = told(bench)
-    assert (lost.cause, lost.action) == ("out of memory", "its worker is started anew; leaves [0, 2) go to others")
+    assert (lost.cause, lost.action) == ("out of memory", "its worker is started again; leaves [0, 2) go to others")
 
 
 def test_too_few_nodes_are_a_pause_whose_end_says_how_long_it_was() -> None:

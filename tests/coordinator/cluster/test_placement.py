@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxdist.coordinator.cluster.node import Node
+from mlxdist.coordinator.cluster.node import Control, Node
 from mlxdist.coordinator.cluster.placement import Placement, copies, place
 from mlxdist.coordinator.schedule.assign import NodeSeconds
 from mlxdist.coordinator.schedule.rounds import Assignment, Round, begin_round, joined_spans, without
@@ -19,7 +19,7 @@ from tests.coordinator.cluster.scripted_node import PARTIAL, new_cluster, reques
 
 
 def nodes_of(*names: str) -> list[Node]:
-    return [Node(name, SessionId("run", 1, index), name.encode(), 0.0) for index, name in enumerate(names)]
+    return [Node(name, SessionId("run", 1, index), Control(name.encode(), 0.0)) for index, name in enumerate(names)]
 
 
 def placed(round_: Round, nodes: Sequence[Node]) -> list[Placement]:

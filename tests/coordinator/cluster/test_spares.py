@@ -4,7 +4,15 @@ from collections.abc import Mapping
 
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.tree import Span
-from tests.coordinator.cluster.scripted_node import ADAPTER, PARTIAL, Bench, ScriptedNode, new_cluster, request_of
+from tests.coordinator.cluster.scripted_node import (
+    ADAPTER,
+    PARTIAL,
+    Bench,
+    ScriptedNode,
+    give_back,
+    new_cluster,
+    request_of,
+)
 
 STEPS = 20  # between two looks at a node that was left out
 
@@ -30,7 +38,7 @@ def play(
         for cancel in node.heard(m.Cancel):
             node.say(m.Cancel(node.session, cancel.attempt))
     assert current.complete
-    bench.cluster.release([vector for _, vector in bench.cluster.fetch_partials()])
+    give_back(bench.cluster, [vector for _, vector in bench.cluster.fetch_partials()])
     for node in nodes:
         for cancel in node.heard(m.Cancel):
             node.say(m.Cancel(node.session, cancel.attempt))
@@ -106,7 +114,7 @@ def test_a_spare_node_that_has_still_to_let_go_of_a_leaf_pauses_no_run() -> None
     nodes = bench.ready("a", "slow")
     for step in range(1, 3):
         play(bench, nodes, {"a": 1.0, "slow": 50.0}, step)
-    bench.cluster.nodes["slow"].cancelled.add(99)
+    bench.cluster.nodes["slow"].worker.cancelled.add(99)
     bench.cluster.set_adapter(9, ADAPTER)
     bench.begin(request_of(8, step=9, version=9))
     assert bench.cluster.round is not None
