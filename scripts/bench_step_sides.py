@@ -132,7 +132,7 @@ def one_node(config: RunConfig, logs: Path) -> Iterator[Fleet]:
         data_port=hub.ports[DATA],
         timing=config.timing,
     )
-    nodes = LocalNodes(logs, config.timing.stop_seconds)
+    nodes = LocalNodes(logs, config.timing.stop_seconds, config.timing.restart_seconds)
     fleet = Fleet(Cluster(settings), hub, on_news=lambda news: say(f"{news.name}: {news.message}"), watch=nodes.watch)
     try:
         nodes.start(local_hosts(1).nodes, hub.ports[CONTROL])

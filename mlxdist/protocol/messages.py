@@ -100,12 +100,12 @@ class Accept(Message, frozen=True):
     data_port: int
     beat_seconds: float
     environment: dict[str, str]
+    restart_seconds: float  # before a worker that ended is started again; doubled each time
     memory_limit_bytes: int = 0  # for mlx; 0: what the machine allows
-    restart_seconds: float = 1.0  # before a worker that ended is started again; doubled each time
 
 
 class Restart(Message, frozen=True):
-    """End the worker with this pid, which does nothing or sends nonsense; the next one gets a new session."""
+    """An order to end the worker with this pid, which is stuck or sends nonsense; the next one gets a new session."""
 
     session: SessionId
     worker_pid: int
@@ -184,13 +184,13 @@ class Welcome(Message, frozen=True):
 
 
 class Canary(Message, frozen=True):
-    """Compute the canary leaf."""
+    """A request to compute the canary leaf."""
 
     session: SessionId
 
 
 class Assignment(Message, frozen=True):
-    """Work on the leaves [start, stop) of a step that has `total` of them; their rows follow, one LeafRows each.
+    """Work: the leaves [start, stop) of a step that has `total` of them; their rows follow, one LeafRows each.
 
     `verb`: gradient (one partial per whole subtree comes back) | score (row outputs only).
     `parameters`: what to score with, current | reference | current+reference, one column each; the reference is the
@@ -296,7 +296,7 @@ class Received(Message, frozen=True):
 
 
 class Stale(Message, frozen=True):
-    """Your message belongs to another incarnation, session or step; it changed nothing. `what`: the message, or why.
+    """A message belonged to another incarnation, session or step, and changed nothing. `what`: its name, or the reason.
 
     `over`: the whole session is, and all of it may be dropped. `stream`: the vector that need not be sent; 0: none.
     """

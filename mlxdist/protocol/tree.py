@@ -54,7 +54,7 @@ def left_of_last(span: Span) -> list[Span]:
 
 
 def fold(items: Sequence[T], add: Callable[[T, T], T]) -> T:
-    """Combine one item or more in the order of the canonical tree over them."""
+    """Combines one item or more in the order of the canonical tree over them."""
     if not items:
         raise ValueError("fold needs at least one item")
     return fold_span(Span(0, len(items)), items.__getitem__, add)
@@ -106,7 +106,7 @@ class TreeSum(Generic[T]):
     held: dict[Span, T] = field(default_factory=dict)
 
     def put(self, span: Span, value: T) -> None:
-        """Take the sum over one whole subtree. Raises ValueError for a span that is none, or that is already summed."""
+        """Takes the sum over one subtree. Raises ValueError for another span, or for one that is summed already."""
         relatives = family(self.total, span)
         if any(other.start < span.stop and span.start < other.stop for other in self.held):
             raise ValueError(f"leaves of {span} were already summed")
@@ -121,7 +121,7 @@ class TreeSum(Generic[T]):
 
     @property
     def done(self) -> bool:
-        """Whether every leaf is in the sum."""
+        """True if every leaf is in the sum."""
         return Span(0, self.total) in self.held
 
     @property

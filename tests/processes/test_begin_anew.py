@@ -146,7 +146,7 @@ def idle() -> Iterator[Idle]:
 
 
 def admit(session: m.SessionId) -> m.Accept:
-    return m.Accept(session, 7001, 2.0, {})
+    return m.Accept(session, 7001, 2.0, {}, 1.0)
 
 
 def test_a_supervisor_that_is_told_its_life_is_over_hands_the_next_one_to_the_same_worker(idle: Idle) -> None:

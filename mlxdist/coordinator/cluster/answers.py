@@ -1,4 +1,4 @@
-"""What a worker says of its leaves: row outputs, NaN or Inf, and what it could not do."""
+"""Answers of workers about their leaves: row outputs, or NaN and Inf."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from mlxdist.protocol.tree import Span
 
 
 def leaf_answered(node: Node, message: m.LeafAnswer, payload: memoryview, scheduler: Scheduler) -> list[Event]:
-    """Keep the row outputs of a leaf and measure its node.
+    """Keeps the row outputs of a leaf, and measures its node.
 
     Raises StaleError for an answer to something else, WireError for row outputs of another shape.
     """
@@ -45,7 +45,7 @@ def row_outputs(leaf: Leaf, message: m.LeafAnswer, payload: memoryview) -> RowOu
 
 
 def nonfinite_leaf(node: Node, message: m.Fault, scheduler: Scheduler) -> list[Event]:
-    """A leaf gave NaN or Inf: it is computed once more. Raises StaleError for a leaf that is not the node's."""
+    """Has a leaf that gave NaN or Inf computed once more. Raises StaleError for a leaf that is not the node's."""
     current, span = scheduler.current(), Span(message.leaf, message.leaf + 1)
     version = current.request.adapter_version
     assignment = current.check(node.name, message.step, message.attempt, version, span)

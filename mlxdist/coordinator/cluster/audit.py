@@ -1,7 +1,8 @@
 """Audits: some leaves are computed on a second node too, and both gradients compared, before the step is taken.
 
 Nodes of one bit class must agree in every bit, others within a tolerance. Where two do not agree, more are asked until
-two different nodes do. Pure: answers in, the next question or a verdict out; no messages. Who asks: fleet.py.
+two different nodes do. Pure: answers in, the next question or a finding out; no messages. The fleet asks the questions
+and quarantines nodes that were wrong (fleet/fleet.py).
 """
 
 import hashlib
@@ -23,12 +24,12 @@ Canaries = Mapping[str, tuple[str, ...]]  # of the nodes that can work
 
 
 class TaintedError(MlxdistError):
-    """A node was quarantined that had part in the step: the step is to be done anew, from its first round on."""
+    """A node that had part in the step was quarantined: the step is to be done again, from its first round on."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a node computed for one leaf. `rows`: its row outputs; empty where another node's count."""
+    """A node's answer for one leaf. `rows`: its row outputs; empty where another node's count."""
 
     node: str
     digest: str
@@ -76,12 +77,12 @@ Alike = Callable[[str, str], bool]  # whether two nodes are of one bit class
 
 
 def judge(answers: Sequence[Answer], alike: Alike, nodes: Sequence[str]) -> Finding | str:
-    """Who was wrong about a leaf, or whom to ask next: one of `nodes`, those that can work.
+    """The finding about a leaf, or the node to ask next: one of `nodes`, those that can work.
 
-    Where two nodes do not agree, all are asked, and right is what most agree with. Whoever gave another answer is asked
-    again: the same bits again, near the right ones, are those of an honest node of another class; anything else is a
-    fault. Where no two nodes agree, however often they are asked, one that repeats its bits is believed against those
-    that do not.
+    Where two nodes do not agree, all are asked, and right is what most agree with. A node that gave another answer is
+    asked again: the same bits again, near the right ones, are those of a working node of another class; anything else
+    is wrong. Where no two nodes agree, however often they are asked, one that repeats its bits is believed against
+    those that do not.
     """
 
     def agree(one: Answer, other: Answer) -> bool:
@@ -109,11 +110,11 @@ def judge(answers: Sequence[Answer], alike: Alike, nodes: Sequence[str]) -> Find
             given = asked[node]
             if node in again:
                 return node
-            honest = _repeats(given) and distance(right, given[0]) <= TOLERANCE
-            (unlike if honest else wrong).append(node)
+            near = _repeats(given) and distance(right, given[0]) <= TOLERANCE
+            (unlike if near else wrong).append(node)
         return Finding(tuple(wrong), tuple(unlike))
     if len(asked) == 1:
-        return Finding()  # nobody else is there
+        return Finding()  # no other node is there
     if again:
         return again[0]
     steady = [node for node, given in asked.items() if len(given) >= TIMES and _repeats(given)]
@@ -139,13 +140,13 @@ class Audit:
     _turn: int = 0
 
     def plan(self, request: Request, nodes: int) -> Request:
-        """The request with the audited leaves apart; one node alone has nobody to be compared with."""
+        """The request with the audited leaves apart; a single node has no other to be compared with."""
         if not self.share or nodes < 2:
             return request
         return replace(request, apart=chosen(self.share, self.seed, request.step, len(request.leaves)))
 
     def alike(self, canaries: Canaries) -> Alike:
-        """Whether two nodes must agree in every bit."""
+        """The test for two nodes that must agree in every bit."""
 
         def same_class(one: str, other: str) -> bool:
             known = [canaries.get(one, ()), canaries.get(other, ())]
@@ -160,7 +161,7 @@ class Audit:
         canaries: Canaries,
         spare: Container[str] = (),
     ) -> tuple[Request | None, dict[int, Finding]]:
-        """What to ask next of which node, as a request for all open leaves; and the findings on the others."""
+        """The next question, as a request for all open leaves with the nodes to ask; and the findings on the others."""
         alike, only, findings = self.alike(canaries), {}, {}
         for leaf, given in answers.items():
             self._turn += 1
@@ -204,7 +205,7 @@ def with_rows(current: Round, leaf: int, answers: Iterable[Answer]) -> list[Answ
 
 
 def why_wrong(leaf: int, request: Request, node: str, answers: Iterable[Answer]) -> str:
-    """Why a node is quarantined, with the numbers."""
+    """The reason why a node is quarantined, with the numbers."""
     answers = list(answers)
     mine = [answer for answer in answers if answer.node == node]
     others = [answer for answer in answers if answer.node != node]
@@ -213,24 +214,24 @@ def why_wrong(leaf: int, request: Request, node: str, answers: Iterable[Answer])
     rows = ", ".join(str(row.row_id) for row in request.leaves[leaf].rows)
     return (
         f"quarantined: its gradient of leaf {leaf} of step {request.step} (rows {rows}) is not that of {names} "
-        f"(relative difference {far:.2g}, asked {len(mine)} times); what it had done of this step is computed anew. "
+        f"(relative difference {far:.2g}, asked {len(mine)} times); what it had done of this step is computed again. "
         "Run `mlxdist selfcheck` there before it takes part again"
     )
 
 
 def why_unlike(leaf: int, request: Request, node: str, answers: Iterable[Answer]) -> str:
-    """Why the bits of the run depend on who computes what, although the canaries were the same."""
+    """The reason why the bits depend on which node computes what, although the canaries were the same."""
     answers = list(answers)
     mine = next(answer for answer in answers if answer.node == node)
     far = max(distance(mine, other) for other in answers if other.node != node)
     return (
-        f"gives leaf {leaf} of step {request.step} other last bits than its like (relative difference {far:.2g}, the "
-        "same each time), although its canary was the same"
+        f"gives leaf {leaf} of step {request.step} other last bits than nodes like it (relative difference "
+        f"{far:.2g}, the same each time), although its canary was the same"
     )
 
 
 def undecided(leaf: int, request: Request, answers: Iterable[Answer]) -> NodeError:
-    """Nobody agrees with anybody."""
+    """The error when no two nodes agree."""
     names = " and ".join(sorted({answer.node for answer in answers}))
     rows = ", ".join(str(row.row_id) for row in request.leaves[leaf].rows)
     return NodeError(

@@ -30,7 +30,7 @@ class BufferPool:
         return np.empty(elements, np.float32)
 
     def give_back(self, buffer: Vector) -> None:
-        """Take back a buffer that may be filled again."""
+        """Takes back a buffer that may be filled again."""
         with self._lock:
             self.held -= 1
             self._free.append(buffer)
@@ -47,7 +47,7 @@ class BufferPool:
         return total
 
     def end_loan(self) -> None:
-        """Take back the vector that was lent, if any."""
+        """Takes back the vector that was lent, if any."""
         if self._lent is not None:
             self.give_back(self._lent)
             self._lent = None

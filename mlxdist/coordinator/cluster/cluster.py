@@ -78,7 +78,7 @@ class Cluster:
 
     @property
     def failure(self) -> MlxdistError | None:
-        """What the run cannot go on after: a leaf that no node can compute, or no node left."""
+        """The reason why the run cannot go on: a leaf that no node can compute, or no node left."""
         return self._failure or self.scheduler.failure or self.members.hopeless
 
     @failure.setter
@@ -101,20 +101,20 @@ class Cluster:
         return ready(self.nodes)
 
     def set_adapter(self, version: int, vector: Vector) -> None:
-        """Send a new adapter to every node that will work. `vector` must not change afterwards."""
+        """Sends a new adapter to every node that will work. `vector` must not change afterwards."""
         self.transfers.downloads.set_adapter(version, vector)
         for node in self.ready():
             if node.name not in self.scheduler.spare:  # a spare one gets it with its first leaf
                 self._act(self.transfers.downloads.adapters_to(node, self.now))
 
     def set_reference(self, vector: Vector) -> None:
-        """Send the reference's adapter, once per worker. `vector` must not change afterwards."""
+        """Sends the reference's adapter, once per worker. `vector` must not change afterwards."""
         self.transfers.downloads.set_reference(vector)
         for node in self.ready():
             self._act(self.transfers.downloads.reference_to(node, self.now))
 
     def begin(self, request: Request) -> Round:
-        """Give the leaves of a request to the nodes that are ready; without any they wait for one."""
+        """Gives the leaves of a request to the nodes that are ready; without any they wait for one."""
         begun = self.scheduler.begin(request)
         self.transfers.uploads.limit = len(self.ready()) + 1
         self.transfers.uploads.reserve = 1 + (len(request.leaves) - 1).bit_length()
@@ -129,22 +129,22 @@ class Cluster:
         return partials
 
     def tell(self, name: str, cause: str, action: str) -> None:
-        """Add news of a node."""
+        """Adds news of a node."""
         self._act([news_of(self.nodes[name], cause, action)])
 
     def quarantine(self, name: str, reason: str) -> None:
-        """Turn a node away for the rest of the run: its numbers are wrong."""
+        """Turns a node away for the rest of the run: its numbers are wrong."""
         if not self.nodes[name].gone:
             self._act(self.members.quarantine(self.nodes[name], reason))
             self._settle()
 
     def supervisor_ended(self, name: str, error: MlxdistError, final: bool) -> None:
-        """Note that a supervisor that the coordinator had started has ended; `final`: it is not started again."""
+        """Notes that a supervisor that the coordinator had started has ended; `final`: it is not started again."""
         self._act(self.members.supervisor_ended(name, error, final))
         self._settle()
 
     def goodbye(self, reason: str) -> None:
-        """Tell every node that this run is over for it; no node is admitted any more."""
+        """Tells every node that this run is over for it; no node is admitted any more."""
         self.members.over = True
         for node in self.nodes.values():
             if not node.gone:
@@ -162,13 +162,13 @@ class Cluster:
         return outgoing
 
     def receive(self, parcel: Parcel, now: float) -> None:
-        """Take one message. One that cannot be accepted is answered, and changes nothing."""
+        """Takes one message. One that cannot be accepted is answered, and changes nothing."""
         self.now = now
         self._act(self.dispatch.events(parcel, now))
         self._settle()
 
     def tick(self, now: float) -> None:
-        """Look at the clock: which node is silent, which is stuck, what is late, whether a pause is over."""
+        """Looks at the clock: which node is silent, which is stuck, what is late, whether a pause is over."""
         self.now = now
         for node in list(self.nodes.values()):
             self._act(self.members.check(node, now))
@@ -180,7 +180,7 @@ class Cluster:
         self._act(self.scheduler.copy_late(self.nodes, now))
 
     def slept(self, gap: float, asleep: float, now: float) -> None:
-        """Note that this process did nothing, for seconds that its clock shows and others that it does not.
+        """Notes that this process did nothing, for seconds that its clock shows and others that it does not.
 
         No node is blamed for that time, and it measures nothing (see fleet/sleep_detector.py).
         """
@@ -190,13 +190,13 @@ class Cluster:
             assignment.began = now if asleep else min(assignment.began + gap, now)
 
     def unreachable(self, parcel: Parcel, now: float) -> None:
-        """Note that a message could not be sent."""
+        """Notes that a message could not be sent."""
         self.members.unreachable(parcel.channel, parcel.peer, now)
 
     # ---- events
 
     def _act(self, events: Iterable[Event]) -> None:
-        """Do what the events say, in their order."""
+        """Does what the events say, in their order."""
         for event in events:
             match event:
                 case Send(channel=channel, peer=peer, message=message, payload=payload):
@@ -220,7 +220,7 @@ class Cluster:
                     self._act(self.transfers.downloads.assignment_to(node, request, event, self.now))
 
     def _settle(self) -> None:
-        """After anything that happened: nodes without work are ready, pending leaves are placed, vectors travel."""
+        """Goes on after anything that happened: idle nodes are ready, pending leaves are placed, vectors travel."""
         for node in self.nodes.values():
             if node.state is NodeState.BUSY and not self.scheduler.busy(node.name):
                 node.move(NodeEvent.FINISHED)

@@ -1,4 +1,4 @@
-"""Which message is whose: one parcel in, the events that follow from it out."""
+"""The way of each message to its part of the cluster: one parcel in, the events that follow from it out."""
 
 from dataclasses import dataclass
 
@@ -26,7 +26,7 @@ class Dispatch:
     transfers: Transfers
 
     def events(self, parcel: Parcel, now: float) -> list[Event]:
-        """What follows from a parcel. One that cannot be accepted is answered, and changes nothing."""
+        """The events that follow from a parcel. One that cannot be accepted is answered, and changes nothing."""
         channel, peer = parcel.channel, parcel.peer
         if is_probe(parcel.frames):
             node = self.members.by_data(peer) if channel == DATA else None
@@ -67,7 +67,7 @@ class Dispatch:
             return events + self.members.restart_worker(node, f"it sent what makes no sense: {error}")
 
     def _on_data(self, node: Node, message: m.Message, payload: memoryview, peer: bytes, now: float) -> list[Event]:
-        """Take a message of a worker. Raises StaleError for one of another worker, WireError for nonsense."""
+        """Takes a message of a worker. Raises StaleError for one of another worker, WireError for nonsense."""
         if node.worker.ended or (peer != node.worker.data and not isinstance(message, m.Hello)):
             raise StaleError(f"{type(message).__name__} from another worker than {node.name}'s")
         node.worker.progressed = now

@@ -1,4 +1,4 @@
-"""What goes down to the workers: the adapter, the reference's adapter, and assignments with their rows. No socket.
+"""Downloads to the workers: the adapter, the reference's adapter, and assignments with their rows. No socket.
 
 VectorOffer, then VectorBlock by credit, then VectorEnd        Assignment, LeafRows for each of its leaves
 """
@@ -26,15 +26,15 @@ class Downloads:
     _streams: int = 0
 
     def set_adapter(self, version: int, vector: Vector) -> None:
-        """Set the adapter that is sent from now on. `vector` must not change afterwards."""
+        """Sets the adapter that is sent from now on. `vector` must not change afterwards."""
         self.adapter = (version, vector, digest(vector))
 
     def set_reference(self, vector: Vector) -> None:
-        """Set the reference's adapter. `vector` must not change afterwards."""
+        """Sets the reference's adapter. `vector` must not change afterwards."""
         self.reference = (vector, digest(vector))
 
     def adapters_to(self, node: Node, now: float) -> list[Send]:
-        """Offer both adapters, as far as the worker does not have them: the reference first, for all work needs it."""
+        """Offers both adapters, as far as the worker does not have them: the reference first, for all work needs it."""
         offers = self.reference_to(node, now)
         if self.adapter is not None:
             version, vector, hashed = self.adapter
@@ -44,14 +44,14 @@ class Downloads:
         return offers
 
     def reference_to(self, node: Node, now: float) -> list[Send]:
-        """Offer the reference's adapter, once per worker."""
+        """Offers the reference's adapter, once per worker."""
         if self.reference is None or node.worker.has_reference:
             return []
         node.worker.has_reference = True
         return [self._offer(node, "reference", 0, *self.reference, now)]
 
     def assignment_to(self, node: Node, request: Request, assignment: Assignment, now: float) -> list[Send]:
-        """Send an assignment with its rows, behind the adapters that it needs."""
+        """Sends an assignment with its rows, behind the adapters that it needs."""
         span = assignment.span
         message = m.Assignment(
             session=node.session,
@@ -82,7 +82,7 @@ class Downloads:
         return sends
 
     def credit(self, name: str, stream: int, upto: int) -> None:
-        """Note that the worker takes blocks up to this one."""
+        """Notes that the worker takes blocks up to this one."""
         if vector := self._under_way.get((name, stream)):
             vector.credit(upto)
 
@@ -97,7 +97,7 @@ class Downloads:
                 yield to_worker(node, m.VectorEnd(node.session, stream, vector.end()))
 
     def drop(self, name: str) -> None:
-        """Forget what is under way to a node whose worker is gone."""
+        """Forgets what is under way to a node whose worker is gone."""
         self._under_way = {key: vector for key, vector in self._under_way.items() if key[0] != name}
 
     def _offer(self, node: Node, kind: str, version: int, vector: Vector, hashed: str, now: float) -> Send:

@@ -1,4 +1,4 @@
-"""What the parts of the cluster return: messages to send, news for a person, and what becomes of leaves.
+"""Events that the parts of the cluster return: messages to send, news for a person, assignments, losses.
 
     scheduler, membership, transfers, joining, answers  ->  events  ->  cluster  ->  frames to send, news to tell
 
@@ -28,7 +28,7 @@ class Send:
 
 @dataclass(frozen=True)
 class NodeNews:
-    """Something about a node, or about the run itself (no name), that a person may want to know.
+    """News of a node, or of the run itself (no name), for a person.
 
     A `log` line is one that its worker printed.
     """

@@ -1,4 +1,4 @@
-"""What a node shows before it may work: its name and protocol, then the worker's packages, model and canary answers.
+"""Joining: a node shows its name and protocol, then its worker's packages, model and canary answers.
 
 Register -> Accept      Hello -> Welcome      Loaded -> Canary      CanaryAnswer -> ready
 """
@@ -37,7 +37,7 @@ class Joining:
     # ---- the supervisor
 
     def register(self, message: m.Register, peer: bytes, now: float) -> list[Event]:
-        """Admit a supervisor, refuse it, or let it ask again while an earlier one of its name is tried."""
+        """Admits a supervisor, refuses it, or lets it ask again while an earlier one of its name is tried."""
         members = self.members
         if members.over:
             return []
@@ -82,8 +82,8 @@ class Joining:
             self.settings.data_port,
             timing.beat_seconds,
             WORKER_ENVIRONMENT,
+            timing.restart_seconds,
             memory_limit_bytes=self.settings.memory.limits.get(node.name, 0),
-            restart_seconds=timing.restart_seconds,
         )
 
     def _taken(self, known: Node, message: m.Register, now: float) -> tuple[str, list[Event]]:
@@ -100,7 +100,7 @@ class Joining:
     # ---- the worker
 
     def hello(self, node: Node, message: m.Hello, peer: bytes, now: float) -> list[Event]:
-        """Take a worker's first message on its data connection. Raises MismatchError for other package versions."""
+        """Takes a worker's first message on its data connection. Raises MismatchError for other package versions."""
         if node.worker.data == peer and node.state is NodeState.LOADING:
             return []  # said again while the welcome was on its way
         if node.worker.data is not None:
@@ -111,7 +111,7 @@ class Joining:
         return [news_of(node, "loading the model"), to_worker(node, m.Welcome(node.session, self.settings.spec))]
 
     def loaded(self, node: Node, message: m.Loaded) -> list[Event]:
-        """Take a worker's description of its model. Raises MismatchError for another model than the first one's."""
+        """Takes a worker's description of its model. Raises MismatchError for another model than the first one's."""
         if node.state is not NodeState.LOADING:
             raise WireError("a model was loaded twice")
         self.introduction = self.introduction or message
@@ -119,7 +119,7 @@ class Joining:
         return [to_worker(node, m.Canary(node.session))]
 
     def canary(self, node: Node, message: m.CanaryAnswer) -> list[Event]:
-        """Take a worker's canary answers: it is ready."""
+        """Takes a worker's canary answers: it is ready."""
         if len(message.digests) != CANARY_TIMES:
             raise WireError(f"{len(message.digests)} canary answers where {CANARY_TIMES} were due")
         node.move(NodeEvent.CANARY_ANSWERED)

@@ -1,4 +1,4 @@
-"""Who takes part: heartbeats, silence, loss. The control connection's half of the cluster; no socket, no clock.
+"""The nodes that take part: heartbeats, silence, loss. The control connection's half of the cluster; no socket.
 
     Heartbeat -> HeartbeatAck      silence -> suspect -> dead      a worker's end -> its leaves to others
 
@@ -57,7 +57,7 @@ class Membership:
     # ---- being there
 
     def heard(self, node: Node, now: float, *, busy: bool) -> list[Event]:
-        """Note a message of an admitted supervisor. `busy`: the node has leaves to compute."""
+        """Notes a message of an admitted supervisor. `busy`: the node has leaves to compute."""
         node.heard(now)
         if node.state is not NodeState.SUSPECT:
             return []
@@ -65,7 +65,7 @@ class Membership:
         return [news_of(node, "beats again")]
 
     def on_control(self, node: Node, message: m.Message, leaf: Leaf | None) -> list[Event]:
-        """Take a message of an admitted supervisor, whose worker computes `leaf`.
+        """Takes a message of an admitted supervisor, whose worker computes `leaf`.
 
         Raises WireError for a message that has no place here.
         """
@@ -82,7 +82,7 @@ class Membership:
                 raise WireError(f"{type(message).__name__} on the control connection")
 
     def _look_at_worker(self, node: Node, pid: int, leaf: Leaf | None) -> list[Event]:
-        """Compare with the worker that a beat names: a WorkerExit or a Restart may have been lost."""
+        """Compares with the worker that a beat names: a WorkerExit or a Restart may have been lost."""
         if pid and pid == node.kill_requested:
             return [to_supervisor(node, m.Restart(node.session, pid))]
         if node.worker.ended:
@@ -105,7 +105,7 @@ class Membership:
         return self.lose(node, NodeEvent.WORKER_EXIT, with_tail if node.early_exits else cause)
 
     def check(self, node: Node, now: float) -> list[Event]:
-        """Look at a node's beats and connections."""
+        """Looks at a node's beats and connections."""
         timing, control, worker = self.settings.timing, node.control, node.worker
         if node.gone:
             return []
@@ -130,16 +130,16 @@ class Membership:
         return events
 
     def silent(self, node: Node, now: float) -> bool:
-        """Whether the node has missed a beat."""
+        """True after a missed beat."""
         return now - node.control.heard > SILENT_BEATS * self.settings.timing.beat_seconds
 
     def probe(self, node: Node, now: float) -> list[Event]:
-        """Send a message that needs no answer: when it cannot be sent, the connection is closed."""
+        """Sends a message that needs no answer: when it cannot be sent, the connection is closed."""
         node.control.probed = now
         return [to_supervisor(node, m.HeartbeatAck(node.session))]
 
     def unreachable(self, channel: str, peer: bytes, now: float) -> None:
-        """Note that a message could not be sent: that connection is closed."""
+        """Notes that a message could not be sent: that connection is closed."""
         for node in self.nodes.values():
             if node.gone:
                 continue
@@ -149,7 +149,7 @@ class Membership:
                 node.worker.data_closed = now
 
     def slept(self, gap: float, asleep: float, now: float) -> list[Event]:
-        """Note that the coordinator did nothing for `gap` seconds, and slept for `asleep` more that `now` leaves out.
+        """Notes that the coordinator did nothing for `gap` seconds, and slept for `asleep` more that `now` leaves out.
 
         No silence in that time counts. After a sleep every node gets all the time there is to be heard again: its
         connection may have to be made again.
@@ -173,12 +173,12 @@ class Membership:
     # ---- going
 
     def lose(self, node: Node, event: NodeEvent, cause: str, action: str = "", *, blame: bool = True) -> list[Event]:
-        """Move the node to a state without its worker."""
+        """Moves the node to a state without its worker."""
         node.lose_worker(event)
         return [Lost(node, cause, action, blame)]
 
     def start_again(self, node: Node, reason: str, now: float) -> list[Event]:
-        """Start a new session, in which nothing of the old one counts: the worker lost its data connection.
+        """Starts a new session, in which nothing of the old one counts: the worker lost its data connection.
 
         The supervisor, told that the old session is over, asks for the new one and hands it to the same worker, which
         keeps its model.
@@ -189,7 +189,7 @@ class Membership:
         return [*events, over]
 
     def restart_worker(self, node: Node, reason: str) -> list[Event]:
-        """Have the supervisor start another worker: this one is of no use."""
+        """Has the supervisor start another worker: this one is of no use."""
         node.kill_requested = node.worker.pid
         restart = to_supervisor(node, m.Restart(node.session, node.worker.pid))
         if node.worker.ended:
@@ -197,19 +197,19 @@ class Membership:
         return [restart, *self.lose(node, NodeEvent.WORKER_EXIT, reason, "its worker is started again")]
 
     def turn_away(self, node: Node, error: MlxdistError) -> list[Event]:
-        """Tell the node the reason why it cannot take part; the others go on."""
+        """Tells the node the reason why it cannot take part; the others go on."""
         peers = ((DATA, node.worker.data), (CONTROL, node.control.peer))
         rejects = [Send(channel, peer, m.Reject(str(error))) for channel, peer in peers if peer is not None]
         self.given_up[node.name] = error
         return [*rejects, *self.lose(node, NodeEvent.BYE, f"turned away: {error}", blame=False)]
 
     def quarantine(self, node: Node, reason: str) -> list[Event]:
-        """Turn the node away for the rest of the run: its numbers are wrong."""
+        """Turns the node away for the rest of the run: its numbers are wrong."""
         self.quarantined[node.name] = reason
         return self.turn_away(node, NodeError(reason))
 
     def supervisor_ended(self, name: str, error: MlxdistError, final: bool) -> list[Event]:
-        """Note that a supervisor that the coordinator had started has ended; `final`: it is not started again."""
+        """Notes that a supervisor that the coordinator had started has ended; `final`: it is not started again."""
         if final:
             self.given_up.setdefault(name, error)
         node = self.nodes.get(name)

@@ -58,37 +58,37 @@ class Node:
     kill_requested: int = 0  # the pid of a worker that the supervisor was told to end
 
     def move(self, event: NodeEvent) -> None:
-        """Move to the state that the table gives. Raises ValueError where it has none."""
+        """Moves to the state that the table gives. Raises ValueError where it has none."""
         self.state = states.advance(NODE_TRANSITIONS, self.state, event)
 
     @property
     def there(self) -> bool:
-        """Whether the node can be given leaves, now or as soon as it has let go of one."""
+        """True if the node can be given leaves, now or as soon as it has let go of one."""
         return self.state in WORKING and self.worker.data_closed is None
 
     @property
     def works(self) -> bool:
-        """Whether the node can be given leaves."""
+        """True if the node can be given leaves now."""
         return self.there and not self.worker.cancelled
 
     @property
     def gone(self) -> bool:
-        """Whether the node takes no part any more."""
+        """True if the node takes no part any more."""
         return self.state in GONE
 
     def heard(self, now: float) -> None:
-        """Note that a message of the supervisor came."""
+        """Notes that a message of the supervisor came."""
         self.control.heard, self.control.closed = now, None
         if self.control.rival_beats is not None:
             self.control.rival_beats += 1
 
     def lose_worker(self, event: NodeEvent) -> None:
-        """Move to the state after `event`, without a worker. Raises ValueError where the table has none."""
+        """Moves to the state after `event`, without a worker. Raises ValueError where the table has none."""
         self.move(event)
         self.lost_pid, self.worker = self.worker.pid, Worker(ended=True)
 
     def start_session(self, session: SessionId, now: float) -> None:
-        """Begin a new session: it has a worker of its own, of which nothing is known yet."""
+        """Begins a new session: it has a worker of its own, of which nothing is known yet."""
         self.session, self.worker = session, Worker(progressed=now)
 
 

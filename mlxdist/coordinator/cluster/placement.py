@@ -1,4 +1,4 @@
-"""Who gets what is pending, and who gets a copy of what is late. Pure: states and times in, placements out.
+"""Places pending leaves, and copies of late ones, on nodes. Pure: states and times in, placements out.
 
 A leaf that was in work when two workers ended, or that gave NaN, goes alone to one idle node; the other spans go to
 all by speed.
@@ -70,7 +70,7 @@ def place(
 
 
 def _later(round_: Round, name: str, seconds: NodeSeconds) -> NodeSeconds:
-    """A node that has work begins anything else after it."""
+    """The node's seconds, counted from the end of the work that it has."""
     left = [assignment.unanswered for assignment in round_.of(name)]
     if not left:
         return seconds
@@ -78,7 +78,7 @@ def _later(round_: Round, name: str, seconds: NodeSeconds) -> NodeSeconds:
 
 
 def _as_asked(spans: Sequence[Span], only: Mapping[int, Sequence[str]], names: Sequence[str]) -> Iterator[Placement]:
-    """Leaves that were asked of certain nodes: each to the first of its own that can work, else to anyone."""
+    """Places leaves that were asked of certain nodes: each on the first of these that can work, else on any other."""
     for leaf in (leaf for span in spans for leaf in range(span.start, span.stop)):
         yield Placement(next((name for name in only[leaf] if name in names), names[0]), Span(leaf, leaf + 1))
 
@@ -99,7 +99,7 @@ def copies(round_: Round, nodes: Sequence[Node], slow: Callable[[Assignment], bo
 
 
 def too_slow(name: str, seconds: Mapping[str, NodeSeconds], given: Mapping[str, Span]) -> str:
-    """Why a node that a split left out costs more than it brings, with the numbers.
+    """The reason why a node that got nothing costs more than it brings, with the numbers.
 
     Empty when one like the slowest of the others would have got nothing either: the step has too few leaves for it.
     """

@@ -25,7 +25,7 @@ TOLD_AFTER = 3  # steps without a node, until it is said
 
 @dataclass
 class Scheduler:
-    """One round after another. `failure` is what no other node could make good."""
+    """The work of one round after another. `failure`: an error that no other node could make good."""
 
     settings: ClusterSettings
     assigner: Assigner = assign
@@ -51,7 +51,7 @@ class Scheduler:
         return self.round
 
     def busy(self, name: str) -> bool:
-        """Whether this node has anything to do."""
+        """True if this node has anything to do."""
         return self.round is not None and not self.round.finished(name)
 
     def in_work(self, name: str) -> Leaf | None:
@@ -59,7 +59,7 @@ class Scheduler:
         return self.round.in_work(name) if self.round is not None else None
 
     def begin(self, request: Request) -> Round:
-        """Begin the next round: all of it is pending."""
+        """Begins the next round: all of it is pending."""
         assert self.round is None or self.round.complete, "one round at a time"
         if self.round is not None:
             self.leaves_recomputed += self.round.recomputed
@@ -67,14 +67,14 @@ class Scheduler:
         return self.round
 
     def forget_step(self) -> None:
-        """Forget what was done of the step: its rounds begin again."""
+        """Forgets what was done of the step: its rounds begin again."""
         assert self.round is not None
         assert self.round.complete
         self.leaves_recomputed += self.round.recomputed + len(self.round.request.leaves)
         self.round = None
 
     def place(self, nodes: Mapping[str, Node], now: float) -> list[Event]:
-        """Give what is pending to the nodes that can work, unless there are too few nodes: then the run pauses."""
+        """Gives what is pending to the nodes that can work, unless there are too few nodes: then the run pauses."""
         if self.round is None or not self.round.pending:
             return []
         events = self._pause_or_go_on(sum(node.there for node in nodes.values()), now)
@@ -104,7 +104,7 @@ class Scheduler:
         return []
 
     def _look_at_spares(self, able: Sequence[Node], nodes: Mapping[str, Node], now: float) -> list[Event]:
-        """Count and name the nodes that the step does without; now and then one gets a copy, to be measured again."""
+        """Counts and names the nodes that the step does without; now and then one gets a copy, to be measured again."""
         assert self.round is not None
         names = sorted({assignment.node for assignment in self.round.assignments.values()})
         given = {name: joined_spans(assignment.span for assignment in self.round.of(name))[0] for name in names}
@@ -130,7 +130,7 @@ class Scheduler:
         return [*copied, *news]
 
     def copy_late(self, nodes: Mapping[str, Node], now: float) -> list[Event]:
-        """Give copies of what takes much longer than its node usually needs."""
+        """Gives copies of what takes much longer than its node usually needs."""
         current, timing = self.round, self.settings.timing
         if current is None:
             return []
@@ -177,7 +177,7 @@ class Scheduler:
         return idle if idle > limit else None
 
     def lost(self, name: str, blame: bool) -> list[Span]:
-        """Take back what a node had whose worker is gone; returns the spans that are pending again.
+        """Takes back what a node had whose worker is gone; returns the spans that are pending again.
 
         `blame`: the leaf in work may be the cause; not so when the node left, or was turned away. A leaf at its third
         crash, with nothing else in work, is a failure.
@@ -201,14 +201,14 @@ class Scheduler:
         return spans
 
     def false_alarm(self, name: str) -> None:
-        """Take back the blame of the leaf at which a node was lost: its worker is still there, the network failed."""
+        """Takes back the blame of the leaf at which a node was lost: its worker is still there, the network failed."""
         leaf = self.round.blamed_leaf.pop(name, None) if self.round is not None else None
         if self.round is not None and leaf is not None and self.round.false_alarms[leaf] < MOST_FALSE_ALARMS:
             self.round.false_alarms[leaf] += 1
             self.round.crashes[leaf] -= 1
 
     def nonfinite(self, assignment: Assignment, leaf: int) -> str:
-        """Have a leaf that gave NaN or Inf computed elsewhere; the same again is a failure. Returns what to say."""
+        """Has a leaf that gave NaN or Inf computed elsewhere; the same again is a failure. Returns what to say."""
         assert self.round is not None
         nodes = self.round.nonfinite.setdefault(leaf, [])
         nodes.append(assignment.node)

@@ -1,4 +1,4 @@
-"""What the cluster is told once: the run, and the settings of its dealings with nodes."""
+"""The settings of a cluster: the run, and the times and limits of its dealings with nodes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

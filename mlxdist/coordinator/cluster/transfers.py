@@ -37,7 +37,7 @@ class Transfers:
     # ---- up
 
     def offered(self, node: Node, offer: m.VectorOffer, round_: Round, elements: int, now: float) -> list[Event]:
-        """A node has a partial, of so many float32 elements; it is let in when there is room.
+        """Takes the offer of a partial of `elements` float32; it is let in when there is room.
 
         Raises StaleError for a partial that is not missing, MismatchError for one of another size.
         """
@@ -52,12 +52,12 @@ class Transfers:
         return []
 
     def block(self, node: Node, message: m.VectorBlock, payload: memoryview) -> list[Event]:
-        """Take one block of a partial, and give the next credit."""
+        """Takes one block of a partial, and gives the next credit."""
         upto = self.uploads.block(node.name, message.stream, message.index, payload)
         return [to_worker(node, m.Credit(node.session, message.stream, upto))]
 
     def ended(self, node: Node, message: m.VectorEnd, scheduler: Scheduler, now: float) -> list[Event]:
-        """Take the end of a partial: into the round when it is whole, else it is sent again.
+        """Takes the end of a partial: into the round when it is whole, else it is sent again.
 
         Raises StaleError for one that is not needed any more, WireError when too many of the worker's were damaged.
         """
@@ -81,12 +81,12 @@ class Transfers:
         return [received, *map(NotNeeded, done)]
 
     def leaf_answered(self, node: Node, leaf: int, now: float) -> None:
-        """Time the partials that end with this leaf from now on: until now they waited for it."""
+        """Times the partials that end with this leaf from now on: until now they waited for it."""
         for stream in self.uploads.arriving(node.name, leaf + 1):
             self.times.begin("up", node.name, stream, now)
 
     def stop_unneeded(self, round_: Round, nodes: Mapping[str, Node], now: float) -> list[Event]:
-        """Throw away partials that another node has brought, and tell their senders."""
+        """Throws away partials that another node has brought, and tells their senders."""
         events: list[Event] = []
         unneeded = self.uploads.not_needed(lambda offer: round_.misses(offer.attempt, Span(offer.start, offer.stop)))
         for name, stream in unneeded:
@@ -96,7 +96,7 @@ class Transfers:
         return events
 
     def admit(self, round_: Round, nodes: Mapping[str, Node], now: float) -> list[Event]:
-        """Let in the partials that there is room for."""
+        """Lets in the partials that there is room for."""
         events: list[Event] = []
         for name, stream, upto in self.uploads.admit(round_.lowest_missing):
             self.times.begin("up", name, stream, now)
@@ -106,7 +106,7 @@ class Transfers:
     # ---- down
 
     def received(self, node: Node, message: m.Received, now: float) -> list[Event]:
-        """A worker has an adapter; one that arrived damaged is sent again. Raises WireError when too many were."""
+        """Notes that a worker has an adapter, or sends a damaged one again. Raises WireError when too many were."""
         seconds, version = self.times.end("down", node.name, message.stream, now)
         worker = node.worker
         if message.whole:
@@ -123,7 +123,7 @@ class Transfers:
     # ---- both
 
     def drop(self, name: str) -> None:
-        """Forget what is under way to and from a node whose worker is gone."""
+        """Forgets what is under way to and from a node whose worker is gone."""
         self.downloads.drop(name)
         self.uploads.drop(name)
         self.times.drop(name)

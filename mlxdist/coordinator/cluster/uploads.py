@@ -31,14 +31,14 @@ class Uploads:
     _newest: dict[str, int] = field(default_factory=dict)  # the last stream that each worker has offered
 
     def offer(self, name: str, offer: VectorOffer) -> None:
-        """Note that a node has a partial. Raises WireError for a stream that is under way already."""
+        """Notes that a node has a partial. Raises WireError for a stream that is under way already."""
         if (name, offer.stream) in self._waiting or (name, offer.stream) in self._arriving:
             raise WireError(f"vector {offer.stream} of {name} was offered before")
         self._waiting[name, offer.stream] = offer
         self._newest[name] = max(offer.stream, self._newest.get(name, 0))
 
     def admit(self, lowest_missing: int) -> Iterator[tuple[str, int, int]]:
-        """Let in what there is room for: yields (node, stream, credit) of each."""
+        """Lets in what there is room for: yields (node, stream, credit) of each."""
         for key, offer in sorted(self._waiting.items(), key=lambda item: item[1].start):
             # A copy of what arrives already may overtake it, but not with the room that is kept for the lowest one.
             lowest = offer.start == lowest_missing and not self._arrives(offer)
@@ -50,7 +50,7 @@ class Uploads:
             yield *key, vector.upto
 
     def block(self, name: str, stream: int, index: int, payload: memoryview) -> int:
-        """Take one block; returns the new credit.
+        """Takes one block; returns the new credit.
 
         Raises StaleError for a block of what was thrown away meanwhile, WireError for one that was never let in.
         """
@@ -59,7 +59,7 @@ class Uploads:
         return vector.upto
 
     def end(self, name: str, stream: int, digest: str) -> tuple[VectorOffer, Vector]:
-        """Take the end of a vector: returns its offer and its buffer.
+        """Takes the end of a vector: returns its offer and its buffer.
 
         Raises DamagedError, its buffer free again, when the hash differs; WireError when blocks are missing, and
         StaleError for what was thrown away meanwhile.
@@ -80,11 +80,11 @@ class Uploads:
         return [key[1] for key, (offer, _) in self._arriving.items() if key[0] == name and offer.stop == stop]
 
     def stalled(self, name: str) -> bool:
-        """Whether the node waits for room, and for nothing of its own."""
+        """True if the node waits for room, and for nothing of its own."""
         return any(key[0] == name for key in self._waiting) and not any(key[0] == name for key in self._arriving)
 
     def not_needed(self, needed: Callable[[VectorOffer], bool]) -> Iterator[tuple[str, int]]:
-        """Throw away what is offered or arrives and is not needed any more: yields (node, stream) of each."""
+        """Throws away what is offered or arrives and is not needed any more: yields (node, stream) of each."""
         for key in [key for key, offer in self._waiting.items() if not needed(offer)]:
             del self._waiting[key]
             yield key
@@ -93,7 +93,7 @@ class Uploads:
             yield key
 
     def drop(self, name: str) -> None:
-        """Throw away the offers and half partials of a node whose worker is gone."""
+        """Throws away the offers and half partials of a node whose worker is gone."""
         for key in [key for key in self._waiting if key[0] == name]:
             del self._waiting[key]
         for key in [key for key in self._arriving if key[0] == name]:

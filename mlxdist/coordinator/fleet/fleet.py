@@ -30,7 +30,7 @@ GOODBYE_SECONDS = 2.0
 
 
 class Fleet:
-    """All nodes behind one door."""
+    """All nodes of a run."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Fleet:
         return self._wait(lambda: self._cluster.introduction)
 
     def wait_for_nodes(self, expected: int, min_nodes: int, timeout: float) -> int:
-        """Wait for all `expected` nodes, or after `timeout` seconds go on with `min_nodes`; how many are ready.
+        """Waits for all `expected` nodes, or after `timeout` seconds for `min_nodes`; returns how many are ready.
 
         Raises NodeError when there are fewer by then.
         """
@@ -84,7 +84,7 @@ class Fleet:
         return self._wait(enough)
 
     def send_adapter(self, version: int, vector: Vector) -> None:
-        """Start a new adapter version on its way to all nodes. `vector` must not change afterwards."""
+        """Starts a new adapter version on its way to all nodes. `vector` must not change afterwards."""
         with self._at_this_time() as cluster:
             cluster.set_adapter(version, vector)
         self._hub.wake()
@@ -116,7 +116,7 @@ class Fleet:
         return gradient, outputs
 
     def _look_twice(self, request: Request, answers: dict[int, list[Answer]]) -> None:
-        """Have the audited leaves computed on other nodes until it is known which is right, and act on it."""
+        """Has the audited leaves computed on other nodes until it is known which is right, and acts on it."""
         while True:
             with self._changed:
                 canaries = {node.name: node.canary for node in self._cluster.ready()}
@@ -146,7 +146,7 @@ class Fleet:
         return current.outputs_in_row_order()
 
     def promise(self) -> Promise:
-        """What may be said of the bits, from the canaries of the nodes that have answered."""
+        """The promise about the bits, from the canaries of the nodes that have answered."""
         with self._changed:
             return promise({node.name: node.canary for node in self._cluster.nodes.values() if node.canary})
 
@@ -173,7 +173,7 @@ class Fleet:
         return {name: speed for name, speed in speeds.items() if speed}
 
     def close(self, reason: str) -> None:
-        """Say goodbye to all nodes, wait a moment for their answers, and close the ports."""
+        """Says goodbye to all nodes, waits a moment for their answers, and closes the ports."""
         with self._changed:
             self._cluster.goodbye(reason)
         self._hub.wake()
@@ -212,7 +212,7 @@ class Fleet:
             self._hub.wake()  # buffers were given back: partials that wait may travel
 
     def _wait(self, look: Callable[[], T | None]) -> T:
-        """Until `look`, called under the lock, finds something. Raises the cluster's failure."""
+        """Waits until `look`, called under the lock, finds something. Raises the cluster's failure."""
         while True:
             with self._changed:
                 for ended in self._watch():

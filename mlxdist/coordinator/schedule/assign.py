@@ -1,4 +1,4 @@
-"""Which node gets which leaves: contiguous spans, weighed by measured times and by what an extra partial costs."""
+"""Assigns contiguous spans of leaves to nodes by measured times and by the cost of an extra partial."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,27 +7,27 @@ from itertools import accumulate, pairwise
 
 from mlxdist.protocol.tree import Span, subtrees
 
-MAX_UNITS = 48  # split points considered; more leaves are first grouped into whole subtrees
+MAX_UNITS = 48  # points considered to cut at; more leaves are first grouped into whole subtrees
 
 
 @dataclass(frozen=True)
 class NodeSeconds:
-    """What a node would take, in seconds: for each leaf of the step, per partial, and before its first leaf."""
+    """The seconds that a node would take: for each leaf of the step, per partial, and before its first leaf."""
 
     leaves: Sequence[float]
     partial: float = 0.0
     start: float = 0.0
 
     def of(self, span: Span) -> float:
-        """For a span of leaves and the partials over it."""
+        """The seconds for a span of leaves and the partials over it."""
         return self.start + sum(self.leaves[span.start : span.stop]) + self.partial * _pieces(len(self.leaves), span)
 
 
 def assign(nodes: Mapping[str, NodeSeconds], span: Span | None = None) -> dict[str, Span]:
     """Spans of leaves per node, in the order of `nodes`, so that the slowest node is done as early as possible.
 
-    `span`: the leaves to give away, when they are not all of the step's. A node that gets nothing is left out. Of
-    equally fast splits one with few partials is taken, then one that is even in leaves.
+    `span`: the leaves to assign, when they are not all of the step's. A node that gets nothing is left out. Of equally
+    fast assignments one with few partials is taken, then one that is even in leaves.
     """
     total = len(next(iter(nodes.values())).leaves)
     span = span or Span(0, total)

@@ -27,7 +27,7 @@ class Deadlines:
     _widths: set[int] = field(default_factory=set)
 
     def took(self, tokens: int, width: int, seconds: float) -> None:
-        """Remember that a leaf of so many tokens was computed."""
+        """Remembers that a leaf of so many tokens was computed."""
         self._past.append(seconds / max(tokens, 1))
         self._widths.add(width)
 

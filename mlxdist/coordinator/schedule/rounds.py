@@ -1,4 +1,4 @@
-"""One round of work on a step's leaves: what was asked of whom, what has come back, what nobody works on. No messages.
+"""One round of work on a step's leaves: what is assigned to which node, what has come back, what is pending.
 
 The round is cut into pieces: whole subtrees for gradients, whose partials travel, and single leaves for scores. Every
 missing piece is pending or part of one assignment, or of two when a copy was made; the first result wins.
@@ -23,7 +23,7 @@ RowOutputs = npt.NDArray[np.float32]  # [rows or pairs of a leaf, columns]
 
 @dataclass(frozen=True)
 class Request:
-    """What the loop asks: `verb` gradient | score, on these leaves, with this adapter version and loss.
+    """A request of the training loop: `verb` gradient | score, on these leaves, with this adapter version and loss.
 
     `row_inputs`: inputs of the loss by leaf index (reference log-probs, labels); may be empty. `apart`: leaves whose
     partials come alone. `only`: the leaves that are asked for, when not all, and the nodes that each is asked of, by
@@ -43,7 +43,7 @@ class Request:
 
     @property
     def leaf_sizes(self) -> list[tuple[int, int]]:
-        """Of each leaf: its padded tokens, and the width of its widest row."""
+        """The size of each leaf: its padded tokens, and the width of its widest row."""
         return [(sum(tokens), max(tokens)) for tokens in map(leaf_tokens, self.leaves)]
 
     @property
@@ -54,7 +54,7 @@ class Request:
         return joined_spans(Span(leaf, leaf + 1) for leaf in self.only)
 
     def pieces(self, span: Span) -> list[Span]:
-        """What comes back of a span, one by one: whole subtrees for gradients, leaves for scores."""
+        """The pieces of a span that come back one by one: whole subtrees for gradients, leaves for scores."""
         if self.verb == "gradient":
             return [piece for part in parted(span, self.apart) for piece in subtrees(len(self.leaves), part)]
         return [Span(leaf, leaf + 1) for leaf in range(span.start, span.stop)]
@@ -67,7 +67,7 @@ def leaf_tokens(leaf: Leaf) -> list[int]:
 
 @dataclass
 class Assignment:
-    """One assignment: a span of leaves in the hands of one node. `alone`: nothing else is given to the node with it."""
+    """A span of leaves assigned to one node. `alone`: the node is given nothing else with it."""
 
     attempt: int
     node: str
@@ -96,7 +96,7 @@ class Round:
 
     request: Request
     begun: StepState = StepState.COMPUTING
-    pending: list[Span] = field(default_factory=list)  # spans that nobody works on, in order
+    pending: list[Span] = field(default_factory=list)  # spans that no node works on, in order
     assignments: dict[int, Assignment] = field(default_factory=dict)
     answers: dict[int, RowOutputs] = field(default_factory=dict)
     partials: list[tuple[Span, Vector]] = field(default_factory=list)  # come, not yet fetched by the loop
@@ -110,7 +110,7 @@ class Round:
 
     @property
     def state(self) -> StepState:
-        """Where the step is on its way."""
+        """The step's state."""
         if not self.complete:
             return self.begun
         return advance(STEP_TRANSITIONS, self.begun, _event(self.request)[1])
@@ -118,7 +118,7 @@ class Round:
     # ---- giving
 
     def give(self, attempt: int, node: str, span: Span, *, alone: bool = False, copy: bool = False) -> Assignment:
-        """Put a span into a node's hands: a pending one, or a copy of one that another node works on."""
+        """Assigns a span to a node: a pending one, or a copy of one that another node works on."""
         if not copy:
             self.pending = [rest for waiting in self.pending for rest in without(waiting, span)]
         assignment = Assignment(attempt, node, span, alone, copy, missing=set(self.request.pieces(span)))
@@ -126,7 +126,7 @@ class Round:
         return assignment
 
     def of(self, node: str) -> list[Assignment]:
-        """What a node has in its hands, in the order in which it was given."""
+        """The assignments of a node, in the order in which they were given."""
         return [assignment for assignment in self.assignments.values() if assignment.node == node]
 
     def check(self, name: str, step: int, attempt: int, adapter_version: int, span: Span) -> Assignment:
@@ -145,7 +145,7 @@ class Round:
     # ---- what comes back
 
     def answer(self, assignment: Assignment, leaf: int, row_outputs: RowOutputs) -> list[Assignment]:
-        """Keep a leaf's row outputs; the first ones count. Returns the assignments that nobody needs any more."""
+        """Keeps a leaf's row outputs; the first ones count. Returns the assignments that are not needed any more."""
         assignment.answered.add(leaf)
         self.recomputed += leaf in self.answers
         if leaf not in self.answers:
@@ -153,11 +153,11 @@ class Round:
         return self._came(Span(leaf, leaf + 1)) if self.request.verb == "score" else []
 
     def misses(self, attempt: int, span: Span) -> bool:
-        """Whether this attempt is still to bring this subtree."""
+        """True if this attempt is still to bring this subtree."""
         return attempt in self.assignments and span in self.assignments[attempt].missing
 
     def partial(self, attempt: int, span: Span, vector: Vector) -> list[Assignment]:
-        """Keep a whole partial. Raises StaleError for a subtree that this attempt is not to bring any more."""
+        """Keeps a whole partial. Raises StaleError for a subtree that this attempt is not to bring any more."""
         if not self.misses(attempt, span):
             raise StaleError(f"the partial over {span} is not missing in attempt {attempt}")
         self.partials.append((span, vector))
@@ -178,7 +178,7 @@ class Round:
     # ---- what is lost
 
     def drop(self, assignment: Assignment) -> list[Span]:
-        """Take an assignment away: what nobody else works on is pending again. Returns those spans."""
+        """Takes an assignment away: what no other node works on is pending again. Returns those spans."""
         self.assignments.pop(assignment.attempt, None)
         others = {piece for other in self.assignments.values() for piece in other.missing}
         left = joined_spans(assignment.missing - others)
@@ -186,7 +186,7 @@ class Round:
         return left
 
     def lost(self, name: str) -> tuple[list[Span], Assignment | None]:
-        """A node's worker is gone: the spans that are pending again, and the assignment whose leaf was in work."""
+        """Takes away what a node had: returns the spans that are pending again, and the assignment that was in work."""
         assignments = self.of(name)
         spans = joined_spans(span for assignment in assignments for span in self.drop(assignment))
         blamed = next((assignment for assignment in assignments if assignment.in_work is not None), None)
@@ -197,7 +197,7 @@ class Round:
 
     @property
     def missing(self) -> set[Span]:
-        """The pieces that are in somebody's hands."""
+        """The pieces that nodes are still to bring."""
         return {piece for assignment in self.assignments.values() for piece in assignment.missing}
 
     @property
@@ -208,12 +208,12 @@ class Round:
 
     @property
     def complete(self) -> bool:
-        """Whether every leaf has answered and every partial has come."""
+        """True if every leaf has answered and every partial has come."""
         asked = sum(map(len, self.request.asked))
         return not self.pending and not self.assignments and len(self.answers) == asked
 
     def finished(self, name: str) -> bool:
-        """Whether this node has nothing left to do in the round."""
+        """True if this node has nothing left to do in the round."""
         return not self.of(name)
 
     def in_work(self, name: str) -> Leaf | None:
@@ -233,7 +233,7 @@ def begin_round(before: Round | None, request: Request) -> Round:
 
 
 def _event(request: Request) -> tuple[StepEvent, StepEvent]:
-    """What its begin and its end are to the step."""
+    """The events of the step when the request begins and ends."""
     if request.verb == "score":
         return StepEvent.SCORE_BEGUN, StepEvent.SCORES_IN
     if request.only is not None:
@@ -242,13 +242,13 @@ def _event(request: Request) -> tuple[StepEvent, StepEvent]:
 
 
 def _goes_on(before: Request, request: Request) -> bool:
-    """Whether both are of one step. Scores after scores are not: so asks an evaluation, as often as it likes."""
+    """True if both are of one step. Scores after scores are not: an evaluation asks for them any number of times."""
     same = (before.step, before.adapter_version) == (request.step, request.adapter_version)
     return same and not before.verb == request.verb == "score"
 
 
 def without(span: Span, hole: Span) -> Iterator[Span]:
-    """What is left of a span beside the hole."""
+    """The parts of a span beside the hole."""
     if hole.stop <= span.start or span.stop <= hole.start:
         yield span
         return

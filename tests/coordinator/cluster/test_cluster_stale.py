@@ -223,7 +223,7 @@ def out_of_turn(node: ScriptedNode) -> dict[str, tuple[str, Message]]:
         "a second canary": (DATA, m.CanaryAnswer(session, ("a",) * 3)),
         "a beat as data": (DATA, m.Heartbeat(session, 2)),
         "a task": (DATA, m.Assignment(session, "gradient", 1, 1, 1, 0, 1, 1, "sft", "current", {})),
-        "an admission": (CONTROL, m.Accept(session, 1, 1.0, {})),
+        "an admission": (CONTROL, m.Accept(session, 1, 1.0, {}, 1.0)),
         "a leaf as control": (CONTROL, node.answer(0)[0]),
         "a stale": (DATA, m.Stale(session, "you")),
     }
