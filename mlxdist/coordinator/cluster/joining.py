@@ -52,7 +52,7 @@ class Joining:
         if known is not None and rival:
             if known.control.closed is None and not members.silent(known, now):
                 return events  # it asks again; by then the first one has sent a beat or not
-            events += members.lose(known, NodeEvent.LOST, "its supervisor was started again")
+            events += members.lose(known, NodeEvent.LOST, "its supervisor was restarted")
         if known is None or known.gone:
             if too_large := self.settings.memory.refusal(message.name, message.host):
                 news = NodeNews(message.name, "refused", too_large.removeprefix(f"{message.name} "))

@@ -194,7 +194,7 @@ class Membership:
         restart = to_supervisor(node, m.Restart(node.session, node.worker.pid))
         if node.worker.ended:
             return [restart]
-        return [restart, *self.lose(node, NodeEvent.WORKER_EXIT, reason, "its worker is started again")]
+        return [restart, *self.lose(node, NodeEvent.WORKER_EXIT, reason, "its worker is restarted")]
 
     def turn_away(self, node: Node, error: MlxdistError) -> list[Event]:
         """Tells the node the reason why it cannot take part; the others go on."""

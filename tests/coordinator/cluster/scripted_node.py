@@ -285,7 +285,7 @@ def started_anew(node: ScriptedNode, *words: str) -> None:
     assert node.state == "connecting"
     (restart,) = node.heard(m.Restart, CONTROL)
     told = node.bench.told()
-    for word in (*words, "its worker is started again"):
+    for word in (*words, "its worker is restarted"):
         assert word in told
     assert restart.session == session
     assert node.work == []

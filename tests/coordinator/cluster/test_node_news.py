@@ -47,7 +47,7 @@ def test_a_worker_that_is_started_anew_is_told_as_what_was_done() -> None:
     told(bench)
     node.say(m.Fault(node.session, "memory", "out of memory"))
     (lost, *_) = told(bench)
-    assert (lost.cause, lost.action) == ("out of memory", "its worker is started again; leaves [0, 2) go to others")
+    assert (lost.cause, lost.action) == ("out of memory", "its worker is restarted; leaves [0, 2) go to others")
 
 
 def test_too_few_nodes_are_a_pause_whose_end_says_how_long_it_was() -> None:
