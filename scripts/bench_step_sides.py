@@ -26,7 +26,7 @@ from mlxdist.coordinator.batch.batch_order import Step
 from mlxdist.coordinator.batch.micro_batches import cut
 from mlxdist.coordinator.batch.row_store import Rows
 from mlxdist.coordinator.cluster.cluster import Cluster
-from mlxdist.coordinator.cluster.settings import Rules
+from mlxdist.coordinator.cluster.settings import ClusterSettings
 from mlxdist.coordinator.config.hosts import local_hosts
 from mlxdist.coordinator.config.run_spec import run_spec
 from mlxdist.coordinator.config.schema import RunConfig
@@ -119,18 +119,16 @@ def in_one_process(computer: Computer) -> Gradient:
 def one_node(config: RunConfig, logs: Path) -> Iterator[Fleet]:
     """A fleet of one local node in its own processes, as `mlxdist launch` starts it."""
     hub = RouterHub("127.0.0.1", 0)
-    rules = Rules(
+    settings = ClusterSettings(
         run="bench",
         incarnation=time.time_ns(),
         spec=run_spec(config),
         versions={name: version(name) for name in ("mlx", "mlx-lm")},
         data_port=hub.ports[DATA],
-        beat_seconds=config.timing.beat_seconds,
-        suspect_seconds=config.timing.suspect_seconds,
-        dead_seconds=config.timing.dead_seconds,
+        timing=config.timing,
     )
-    nodes = LocalNodes(logs, config.timing.stop_seconds)
-    fleet = Fleet(Cluster(rules), hub, on_news=lambda news: say(f"{news.name}: {news.message}"), watch=nodes.watch)
+    nodes = LocalNodes(logs, config.timing.stop_seconds, config.timing.restart_seconds)
+    fleet = Fleet(Cluster(settings), hub, on_news=lambda news: say(f"{news.name}: {news.message}"), watch=nodes.watch)
     try:
         nodes.start(local_hosts(1).nodes, hub.ports[CONTROL])
         fleet.wait_for_nodes(1, 1, config.timing.start_timeout)

@@ -67,7 +67,7 @@ def trained(model: Path, engines: list[Engine], tmp_path: Path) -> Trainer:
             items = ListRows(rows)
             loop = Run(config, Sft(config, items, None), items, silent, steps, fleet, silent, silent)  # type: ignore[arg-type]
             state = train(loop, State(vector, no_moments(len(vector))))
-            assert fleet.most_vectors_held <= nodes + 2 + (len(rows) - 1).bit_length()
+            assert fleet._pool.most_held <= nodes + 2 + (len(rows) - 1).bit_length()
         return state, silent
 
     return run

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from mlxdist.coordinator.cluster.settings import NodeNews
+from mlxdist.coordinator.cluster.events import NodeNews
 
 WORKING = ("ready", "busy")
 QUIET_SECONDS, MOST_QUIET_SECONDS = 60.0, 3600.0  # after a node's small trouble was told: the first time, and at most

@@ -19,7 +19,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
-from mlxdist.coordinator.cluster.settings import NodeNews
+from mlxdist.coordinator.cluster.events import NodeNews
 from mlxdist.coordinator.report.display import Display
 from mlxdist.coordinator.report.event_file import EventFile
 from mlxdist.coordinator.report.format import (

@@ -9,7 +9,8 @@ from importlib import metadata
 
 from mlxdist.coordinator.cluster.audit import Audit
 from mlxdist.coordinator.cluster.cluster import Cluster
-from mlxdist.coordinator.cluster.settings import NodeNews, Rules
+from mlxdist.coordinator.cluster.events import NodeNews
+from mlxdist.coordinator.cluster.settings import ClusterSettings
 from mlxdist.coordinator.config.hosts import Hosts
 from mlxdist.coordinator.fleet.fleet import Fleet
 from mlxdist.coordinator.fleet.launch import LocalNodes
@@ -36,7 +37,7 @@ def started_nodes(
     hub = RouterHub(bind, hosts.coordinator.port)
     nodes = LocalNodes(folder.logs, config.timing.stop_seconds, config.timing.restart_seconds, clock)
     fleet = Fleet(
-        Cluster(rules_of(prepared, hosts, hub.ports[DATA])),
+        Cluster(cluster_settings(prepared, hosts, hub.ports[DATA])),
         hub,
         on_news=lambda news: tell(news, report, folder),
         watch=nodes.watch,
@@ -59,27 +60,18 @@ def started_nodes(
             nodes.stop()
 
 
-def rules_of(prepared: Prepared, hosts: Hosts, data_port: int) -> Rules:
-    """Returns the run and its constants as the cluster takes them."""
-    timing = prepared.config.timing
-    return Rules(
+def cluster_settings(prepared: Prepared, hosts: Hosts, data_port: int) -> ClusterSettings:
+    """Returns the run as the cluster takes it."""
+    return ClusterSettings(
         run=f"{prepared.config.output.name}-{uuid.uuid4().hex[:8]}",
         incarnation=time.time_ns(),
         spec=prepared.spec,
         versions={name: metadata.version(name) for name in ("mlx", "mlx-lm")},
         data_port=data_port,
-        beat_seconds=timing.beat_seconds,
-        suspect_seconds=timing.suspect_seconds,
-        dead_seconds=timing.dead_seconds,
-        memory=prepared.memory,
-        return_seconds=timing.return_seconds,
-        restart_seconds=timing.restart_seconds,
-        progress_seconds=timing.progress_seconds,
-        progress_factor=timing.progress_factor,
-        first_seconds=timing.start_timeout,
-        copy_factor=timing.copy_factor,
+        timing=prepared.config.timing,
         min_nodes=hosts.coordinator.min_nodes,
         launched=frozenset(node.name for node in hosts.nodes),
+        memory=prepared.memory,
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlxdist.coordinator.cluster.settings import NodeNews
+from mlxdist.coordinator.cluster.events import NodeNews
 from mlxdist.coordinator.config.hosts import local_hosts
 from mlxdist.coordinator.config.schema import BatchConfig, DataConfig, LoraConfig, MemoryConfig, RunConfig, TrainConfig
 from mlxdist.coordinator.memory.fit import Machine, fit

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mlxdist.coordinator.cluster.settings import NodeNews
+from mlxdist.coordinator.cluster.events import NodeNews
 from mlxdist.coordinator.report.format import StepReport
 from mlxdist.coordinator.report.history import BestVal, read_history, trim_metrics
 from mlxdist.coordinator.report.reporter import Reporter
