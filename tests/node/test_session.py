@@ -14,7 +14,7 @@ from mlxdist.node.link.session import ComputeCanary, ComputeLeaves, Finish, Load
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import MismatchError, WireError
 from mlxdist.protocol.leaves import Leaf, Row, pack_leaf
-from mlxdist.protocol.messages import SessionId, Message
+from mlxdist.protocol.messages import Message, SessionId
 from mlxdist.protocol.tree import Span
 from mlxdist.protocol.vectors import BLOCK_BYTES, BLOCK_ELEMENTS, WINDOW, Vector, block_count, digest
 from tests.protocol.example_messages import EXAMPLES, example

@@ -17,6 +17,7 @@ from mlxdist.coordinator.encode.row_errors import Fault, RowError
 from mlxdist.coordinator.encode.row_formats import Columns, Shaping, shape_of
 from mlxdist.coordinator.encode.sft import draft_sft
 from mlxdist.protocol.errors import DataError
+from mlxdist.protocol.methods import METHODS
 
 BATCH_ROWS = 1024  # encoded at once: enough for every core of a fast tokenizer
 BATCH_CHARACTERS = 1 << 20  # the same, where rows are long: their ids are Python lists for a moment
@@ -89,7 +90,7 @@ def row_of(record: Record, shaping: Shaping) -> NamedRow:
 
 def draft(shape: str, fields: Mapping[str, Any], encoding: Encoding) -> Draft:
     """The texts of a row of any method. Raises RowError."""
-    make = draft_sft if encoding.config.method == "sft" else draft_pair
+    make = draft_pair if METHODS[encoding.config.method].losses else draft_sft
     return make(shape, fields, encoding)
 
 
@@ -124,7 +125,8 @@ class _Encoder:
         """`rows`. Raises RowError, before the first is given, for a token that the model has no embedding of."""
         limit = self.encoding.vocabulary
         for words in (words & ~TARGET for row in rows for words in row.parts):
-            if limit is not None and len(words) and (token := int(words.max())) >= limit:
+            if limit is not None and len(words) and words.max() >= limit:
+                token = int(words[(words >= limit).argmax()])
                 raise RowError(
                     f"its token {token} ({self.encoding.tokenizer.decode([token])!r}) is beyond the {limit} that the "
                     "model has embeddings of: the tokenizer was changed and the model was not; take the tokenizer "

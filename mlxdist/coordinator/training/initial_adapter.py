@@ -1,4 +1,4 @@
-"""The adapter's values at the coordinator: the first draw, and a start from an earlier adapter."""
+"""The first values of the adapter: random ones, or those of an earlier adapter."""
 
 import math
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from mlxdist.protocol.vectors import Vector
 
 
 def draw(manifest: Manifest, seed: int) -> Vector:
-    """A fresh adapter: A from uniform(-1/sqrt(in), 1/sqrt(in)), B zero, so that it changes nothing yet.
+    """Returns a new adapter: A from uniform(-1/sqrt(in), 1/sqrt(in)), B zero, so that it changes nothing yet.
 
     `seed` gives one key per A tensor, split over the sorted names: the values do not depend on the manifest's order.
     """
@@ -32,7 +32,7 @@ def draw(manifest: Manifest, seed: int) -> Vector:
 
 
 def start_from(folder: Path, manifest: Manifest, scale: float) -> Vector:
-    """The vector of a saved adapter. Raises ConfigError for other tensors than this run trains, or another scale.
+    """Returns the vector of a saved adapter. Raises ConfigError for tensors or a scale that this run does not have.
 
     The scale is a factor on the adapter's output: under another one the same tensors are another model.
     """
@@ -51,5 +51,5 @@ def start_from(folder: Path, manifest: Manifest, scale: float) -> Vector:
 
 
 def tensors_of(manifest: Manifest, adapter: Vector) -> Mapping[str, Vector]:
-    """The adapter's tensors by name, as they are saved."""
+    """Returns the tensors of an adapter by name, as they are saved."""
     return manifests.split(manifest, adapter)

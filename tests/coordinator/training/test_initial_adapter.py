@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlxdist.coordinator.storage.adapter_files import export_adapter
+from mlxdist.coordinator.export import export_adapter
 from mlxdist.coordinator.training.initial_adapter import start_from
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol.errors import ConfigError
