@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from mlxdist.coordinator.config.schema import RunConfig
 from mlxdist.protocol.losses import loss_fault
 
-ROLES = ("messages", "tools", "text", "prompt", "completion", "chosen", "rejected", "label")
+ROLES = ("messages", "tools", "text", "system", "prompt", "completion", "chosen", "rejected", "label")
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
 """The chat template of a run: the tokenizer's own or the run's, its arguments, and system turns that it refuses."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlxdist.coordinator.encode.messages import Messages
+from mlxdist.coordinator.encode.messages import Messages, last_assistant
 from mlxdist.coordinator.encode.row_errors import RowError
 from mlxdist.protocol.errors import DataError
 
@@ -12,6 +13,10 @@ NO_TEMPLATE = (
     "this model's tokenizer has no chat template, and rows of messages need one: "
     "set data.chat_template to the template's text or file, or use a chat model"
 )
+PROBE = "QZQ"  # stands for an assistant's words; no template writes it
+USUAL_SWITCHES = ("enable_thinking",)
+# Names that a template reads and that are no switches of its own.
+GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "conversation"})
 
 
 @dataclass
@@ -20,8 +25,11 @@ class ChatTemplate:
 
     apply: Any  # mlx-lm's apply_chat_template, None where there is no template
     kwargs: Mapping[str, Any] = field(default_factory=dict)  # the run's own, below a row's
+    switches: Sequence[str] = USUAL_SWITCHES  # names of chat_template_kwargs that may change a render
     folded: bool = False  # whether a system turn had to be moved
+    cures: dict[str, str] = field(default_factory=dict)  # by what a template changes: the argument that prevents it
     _takes_system: bool | None = None
+    _closes: bool | None = None
 
     def render(self, messages: Messages, add_generation_prompt: bool, **kwargs: Any) -> str:
         """The conversation as the model reads it. Raises RowError with the template's words, DataError without one."""
@@ -30,6 +38,24 @@ class ChatTemplate:
         if messages and messages[0]["role"] == "system" and not self._system_fits():
             messages = self._fold(messages)
         return self._call(messages, add_generation_prompt, {**self.kwargs, **kwargs})
+
+    def closes(self, messages: Messages) -> bool:
+        """Whether the template writes something behind the assistant turn that ends a conversation.
+
+        Asked once and then true of every row, whatever its last turn holds. `messages` is asked with where the
+        template refuses a question and its answer.
+        """
+        if self._closes is None:
+            answer = {"role": "assistant", "content": PROBE}
+            before = messages[: max(last_assistant(messages), 0)]
+            for opening in ([{"role": "user", "content": "a"}], before):
+                try:
+                    text = self._call([*opening, answer], False, self.kwargs)
+                except RowError:
+                    continue
+                self._closes = bool(text.rpartition(PROBE)[2].strip())
+                break
+        return self._closes is not False
 
     def _call(self, messages: Messages, add_generation_prompt: bool, kwargs: Mapping[str, Any]) -> str:
         try:
@@ -40,7 +66,7 @@ class ChatTemplate:
         return str(text)
 
     def _system_fits(self) -> bool:
-        """Whether the template takes a system turn: asked once, with a conversation that it cannot refuse otherwise."""
+        """True where the template takes a system turn: asked once, with a conversation that it can refuse only for it."""
         if self._takes_system is None:
             user = {"role": "user", "content": "a"}
             try:
@@ -60,3 +86,21 @@ class ChatTemplate:
         rest[first] = {**rest[first], "content": f"{system['content']}\n\n{rest[first]['content']}"}
         self.folded = True
         return rest
+
+
+def switches_of(source: object) -> tuple[str, ...]:
+    """The names that a Jinja template reads besides the conversation: what chat_template_kwargs can set.
+
+    `source` is the template's text; for anything else, or text that cannot be parsed, the usual names.
+    """
+    from jinja2 import Environment, TemplateSyntaxError, meta
+
+    if not isinstance(source, str):
+        return USUAL_SWITCHES
+    plain = re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", source)  # a tag that transformers adds
+    environment = Environment(extensions=["jinja2.ext.loopcontrols"])
+    try:
+        names = meta.find_undeclared_variables(environment.parse(plain)) - GIVEN - environment.globals.keys()
+    except TemplateSyntaxError:
+        return USUAL_SWITCHES
+    return tuple(sorted(name for name in names if not name.endswith("_token")))

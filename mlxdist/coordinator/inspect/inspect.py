@@ -169,6 +169,7 @@ class CharacterTokenizer:
 def plain_encoding(config: RunConfig) -> Encoding:
     """Characters and a plain conversation; nothing is cut, since `max_length` counts tokens."""
     uncut = replace(config, batch=replace(config.batch, max_length=NO_LIMIT), preference=PreferenceConfig())
+    uncut = replace(uncut, data=replace(config.data, plain_text="raw"))
     return Encoding(uncut, CharacterTokenizer(), ChatTemplate(plain_template))
 
 

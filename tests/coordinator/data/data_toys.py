@@ -77,7 +77,9 @@ def thinking_template(
 
 def toy_config(path: Path | str, method: str = "sft", **values: Any) -> RunConfig:
     """A configuration with a method's defaults; `values` are of [data] and [batch], whichever has the key."""
-    data = DataConfig(path=str(path))
+    data = DataConfig(
+        path=str(path), plain_text="raw"
+    )  # the toys' texts stand as they are unless a test says otherwise
     batch = BatchConfig(size=1, order="sorted" if method == "sft" else "shuffled")
     assert METHOD_DEFAULTS[method].get("batch.order", "sorted") == batch.order
     for key, value in values.items():
