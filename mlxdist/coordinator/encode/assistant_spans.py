@@ -92,30 +92,36 @@ def _start(whole: Conversation, place: int) -> tuple[str, int]:
     prompt = whole.part(place, prompt=True)
     if prompt and whole.text.startswith(prompt):
         return prompt, len(prompt)
-    own, shared = own_words(whole, place), common_prefix(whole.text, prompt)
-    if prompt and shared >= len(whole.part(place)) > 0:
-        # two texts may share characters of two different tokens: "<think>" and "<tool_call>"
-        return (prompt, shared) if shared <= own else (whole.text[:own], own)
+    own, shared, closed = own_words(whole, place), common_prefix(whole.text, prompt), len(whole.part(place))
+    if prompt and shared >= closed > 0:
+        start = max(_before_tag(whole.text[: min(shared, own)]), closed)
+        return (prompt if start == shared else whole.text[:start]), start
     start = _after_header(whole, place, prompt, own)
     return whole.text[:start], start
+
+
+def _before_tag(text: str) -> int:
+    """The length of `text` without a tag begun at its end: "<think>" and "<tool_call>" share characters, no token."""
+    opened = text.rfind("<")
+    return opened if opened > text.rfind(">") else len(text)
 
 
 def _after_header(whole: Conversation, place: int, prompt: str, own: int) -> int:
     """The end of the turn's header, such as <|im_start|>assistant, where the turns before it are shown otherwise.
 
-    The header is known from the render that ends with the turn. Between it and the turn's own words may stand what the
-    template inserts; where it inserts something else than it does there, the turn starts at its own words.
+    A generation prompt is that header, perhaps with an opened thought. It is looked for behind the words of the message
+    before; where it is not there, the turn starts at its own words.
     """
-    closed, before = whole.part(place + 1), whole.part(place)
-    if not before or not closed.startswith(before) or not prompt.startswith(before):
+    before = whole.part(place)
+    other = next(_rewordings(whole, place - 1), None)
+    if not before or not prompt.startswith(before) or other is None:
         return own
-    there = Conversation(whole.messages[: place + 1], whole.template, whole.kwargs, closed)
-    own_there = own_words(there, place)
-    header_end = min(common_prefix(closed, prompt), own_there)
-    header, inserted = closed[len(before) : header_end], closed[header_end:own_there]
-    for gap in ("", inserted):
-        if header and whole.text[:own].endswith(header + gap):
-            return own - len(gap)
+    header, nearest = prompt[len(before) :], len(whole.text) - common_suffix(whole.text, other.text)
+    while header:
+        at = whole.text.rfind(header, nearest, own)
+        if at >= 0:
+            return at + len(header)
+        header = header[: max(header.rfind("<"), 0)]
     return own
 
 
@@ -123,7 +129,8 @@ def _end(whole: Conversation, place: int, start: int) -> int:
     closed = whole.part(place + 1)
     if len(closed) > start and whole.text.startswith(closed):
         return len(closed)
-    alone = closed[common_prefix(closed, whole.part(place, prompt=True)) :]
+    shared, before = common_prefix(closed, whole.part(place, prompt=True)), whole.part(place)
+    alone = closed[shared:] if before and closed.startswith(before) and shared >= len(before) else ""
     if alone.strip() and whole.text.startswith(alone, start):
         return start + len(alone)
     seen = False
@@ -174,7 +181,7 @@ def _reworded_call(call: Mapping[str, Any], word: str, name: str | None) -> dict
 
 
 def _check_shown(whole: Conversation, place: int, text: str) -> None:
-    """Raises RowError where a turn that would be trained has no words in the render, AssertionError where we lost it."""
+    """Raises RowError where the render has no words of a turn, AssertionError where it has and none was found."""
     message = whole.messages[place]
     content = message["content"].strip()
     if content and content in text:

@@ -66,7 +66,7 @@ class ChatTemplate:
         return str(text)
 
     def _system_fits(self) -> bool:
-        """True where the template takes a system turn: asked once, with a conversation that it can refuse only for it."""
+        """True where the template takes a system turn: asked once, with a conversation that is refused only for it."""
         if self._takes_system is None:
             user = {"role": "user", "content": "a"}
             try:
@@ -93,14 +93,19 @@ def switches_of(source: object) -> tuple[str, ...]:
 
     `source` is the template's text; for anything else, or text that cannot be parsed, the usual names.
     """
-    from jinja2 import Environment, TemplateSyntaxError, meta
+    from jinja2 import Environment, TemplateSyntaxError, meta, nodes
 
     if not isinstance(source, str):
         return USUAL_SWITCHES
     plain = re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", source)  # a tag that transformers adds
     environment = Environment(extensions=["jinja2.ext.loopcontrols"])
     try:
-        names = meta.find_undeclared_variables(environment.parse(plain)) - GIVEN - environment.globals.keys()
+        tree = environment.parse(plain)
     except TemplateSyntaxError:
         return USUAL_SWITCHES
-    return tuple(sorted(name for name in names if not name.endswith("_token")))
+    names = meta.find_undeclared_variables(tree) - GIVEN - environment.globals.keys()
+    # a name that the template sets itself is a switch only where it asks whether it was given
+    own = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "store"}
+    given = r"(\s+is\s+(not\s+)?(un)?defined|\s*\|\s*default)"
+    asked = {name for name in names if re.search(rf"(?<![\w.]){name}{given}", plain)}
+    return tuple(sorted(name for name in names - (own - asked) if not name.endswith("_token")))

@@ -81,8 +81,8 @@ def plain_text_note(encoding: Encoding) -> str:
     way, has_template = encoding.config.data.plain_text, encoding.template.apply is not None
     if encoding.wraps:
         return (
-            "Prompts and responses are plain texts: each is wrapped as a user turn and an assistant turn of the chat "
-            f'template, as chat programs will ask the model (data.plain_text = "{way}"; "raw" joins them as they stand).'
+            "Prompts and responses are plain texts: they become user and assistant turns of the chat template, as chat "
+            f'programs will ask the model (data.plain_text = "{way}"; "raw" joins them as they stand).'
         )
     if has_template:
         return (

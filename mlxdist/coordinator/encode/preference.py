@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mlxdist.coordinator.batch.row_store import pack
-from mlxdist.coordinator.encode.assistant_spans import Turn, rendered, turn
+from mlxdist.coordinator.encode.assistant_spans import rendered, turn
 from mlxdist.coordinator.encode.boundaries import boundary, common_prefix, cut_left, join_pair
 from mlxdist.coordinator.encode.encoding import Draft, Encoded, Encoding
 from mlxdist.coordinator.encode.exchange import Exchange, exchange_of
@@ -89,11 +89,13 @@ def _response(given: Exchange, place: int, name: str, fields: Mapping[str, Any],
     opening = prompt if isinstance(prompt, list) else []
     messages = [*opening, *response]
     whole = rendered(messages, encoding.template, kwargs)
+    remarks = unshown = unused(whole)
     first = turn(whole, len(opening))
-    turn(whole, len(messages) - 1)  # refuses a last turn that the template does not show
-    spoken = Turn(first.start, len(whole.text), first.before, None)
-    remarks = (*unused(whole), *turn_remarks(whole, len(messages) - 1, spoken, encoding.template))
-    return _Response(whole.text, first.before, None, not encoding.template.closes(messages), remarks)
+    for at in range(len(opening), len(messages)):
+        if messages[at]["role"] == "assistant":
+            found = first if at == len(opening) else turn(whole, at)  # refuses a turn that the template does not show
+            remarks = [*remarks, *turn_remarks(whole, at, found, encoding.template, unshown)]
+    return _Response(whole.text, first.before, None, not encoding.template.closes(messages), tuple(remarks))
 
 
 def _check_marks(fields: Mapping[str, Any], name: str) -> None:

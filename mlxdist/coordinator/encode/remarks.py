@@ -1,4 +1,4 @@
-"""Remarks on rows that are trained otherwise than a reader of the file would think, counted and said in one sentence each."""
+"""Remarks on rows that are trained otherwise than a reader of the file expects: counted, one sentence per kind."""
 
 from collections import Counter
 from collections.abc import Sequence

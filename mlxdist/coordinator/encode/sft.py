@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlxdist.coordinator.batch.row_store import pack
-from mlxdist.coordinator.encode.assistant_spans import Turn, rendered, turn
+from mlxdist.coordinator.encode.assistant_spans import rendered, turn
 from mlxdist.coordinator.encode.boundaries import boundary
 from mlxdist.coordinator.encode.encoding import Draft, Encoded, Encoding
 from mlxdist.coordinator.encode.exchange import exchange_of
@@ -29,7 +29,8 @@ def draft_sft(shape: str, fields: Mapping[str, Any], encoding: Encoding) -> Draf
     prompt, completion = given.prompt, given.responses[0]
     if isinstance(prompt, str) and isinstance(completion, str):
         return _draft_texts(prompt, completion, given.remarks, encoding)
-    assert isinstance(prompt, list) and isinstance(completion, list), "an exchange is all texts or all messages"
+    assert isinstance(prompt, list), "an exchange is all texts or all messages"
+    assert isinstance(completion, list), "an exchange is all texts or all messages"
     marks_of(fields["prompt"], "prompt")  # checked, and without effect: a prompt is not trained
     marks = marks_of(fields["completion"], "completion")[-len(completion) :]
     marks = [*[None] * (len(prompt) + len(completion) - len(marks)), *marks]
@@ -72,10 +73,11 @@ def _draft_messages(
         ended = encoding.ended(full) if ends_open else full
         return [_finished(encoding, ended, _outside(spans) if everything else spans)]
 
-    said = [*remarks, *_mark_remarks(messages, marks), *unused(whole)]
+    unshown = unused(whole)
+    said = [*remarks, *_mark_remarks(messages, marks), *unshown]
     if not everything:
         for place, found in zip(places, turns, strict=True):
-            said += turn_remarks(whole, place, found, encoding.template)
+            said += turn_remarks(whole, place, found, encoding.template, unshown)
     return Draft((whole.text, *texts), finish, tuple(said))
 
 

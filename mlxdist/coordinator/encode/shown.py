@@ -1,5 +1,6 @@
 """Differences between a conversation and what its chat template shows of it, found by rendering with and without."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -13,15 +14,20 @@ from mlxdist.coordinator.encode.row_errors import RowError
 # Keys of a message that link or name things for programs; templates need not show them.
 PLUMBING = frozenset({"role", "content", "tool_call_id", "id"})
 SURE = 24  # characters: a longer text that stands in the render is not there by chance
+_THOUGHT = re.compile("think|thought|reason", re.IGNORECASE)
 LONGEST = 60  # characters of an insertion that are quoted
 
 
 def unused(whole: Conversation) -> list[Remark]:
-    """The fields, the roles and the tools of a conversation without which its render is the same."""
+    """The fields, the roles and the tools of a conversation without which its render is the same.
+
+    A field counts as used where the template would show it if the conversation ended with its message: many templates
+    show the reasoning of the last turn alone.
+    """
     messages = whole.messages
     keys = dict.fromkeys(key for message in messages for key in message if key not in PLUMBING)
     roles = dict.fromkeys(each["role"] for each in messages if each["role"] not in ("user", "assistant"))
-    found = [key for key in keys if _unused(whole, _texts(messages, key), _without(messages, key))]
+    found = [key for key in keys if _field_unused(whole, key)]
     for role in roles:
         contents = [each["content"] for each in messages if each["role"] == role]
         if _unused(whole, contents, [each for each in messages if each["role"] != role]):
@@ -33,9 +39,17 @@ def unused(whole: Conversation) -> list[Remark]:
     return [Remark("unused", name) for name in found]
 
 
-def turn_remarks(whole: Conversation, place: int, found: Turn, template: ChatTemplate) -> list[Remark]:
-    """What the template removed from a trained turn, and what it inserted, with the argument that changes it."""
-    message, text = whole.messages[place], whole.text[found.start : found.end]
+def turn_remarks(
+    whole: Conversation, place: int, found: Turn, template: ChatTemplate, unshown: Sequence[Remark] = ()
+) -> list[Remark]:
+    """The parts that the template removed from a trained turn or inserted, with the argument that changes it.
+
+    `unshown` are the remarks on fields that it never shows: these are said once, not for each turn. Of insertions only
+    thoughts are told: what stands before a turn's words otherwise is the way in which the template writes turns.
+    """
+    missing = {remark.what for remark in unshown}
+    message = {key: value for key, value in whole.messages[place].items() if key not in missing}
+    text = whole.text[found.start : found.end]
     content, thoughts = message["content"].strip(), _thoughts(message)
     if content and not thoughts and text.lstrip().startswith(content):
         return []
@@ -45,11 +59,19 @@ def turn_remarks(whole: Conversation, place: int, found: Turn, template: ChatTem
             cure = _cure(whole, place, template, f"removed {what}", partial(_holds, words, True))
             remarks.append(Remark("removed", what, cure))
     inserted = "" if thoughts else _inserted(whole, place, found, content)
-    if inserted:
+    if inserted and _THOUGHT.search(inserted):
         said = repr(inserted if len(inserted) <= LONGEST else inserted[:LONGEST] + "…")
         cure = _cure(whole, place, template, f"inserted {inserted}", partial(_holds, inserted, False))
         remarks.append(Remark("inserted", said, cure))
     return remarks
+
+
+def _field_unused(whole: Conversation, key: str) -> bool:
+    messages = whole.messages
+    if not _unused(whole, _texts(messages, key), _without(messages, key)):
+        return False
+    last = max(place for place, message in enumerate(messages) if key in message) + 1
+    return last == len(messages) or whole.part(last) == (whole.render(_without(messages[:last], key)) or "")
 
 
 def _unused(whole: Conversation, texts: Sequence[str], without: Sequence[Message]) -> bool:

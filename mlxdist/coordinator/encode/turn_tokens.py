@@ -32,7 +32,7 @@ def token_span(full: Sequence[int], before: Sequence[int], through: Sequence[int
 
 
 def with_end_token(full: Sequence[int], span: Span, encoding: Encoding) -> Span:
-    """`span` with the end token behind it, for templates that close no turn: there the next turn's first token ends it."""
+    """`span` with the end token behind it: where a template closes no turn, the first token of the next one ends it."""
     start, end = span
     if end is not None and end < len(full) and full[end] in encoding.tokenizer.eos_ids:
         return start, end + 1

@@ -11,7 +11,7 @@ import pytest
 from mlxdist.coordinator.config.schema import METHOD_DEFAULTS, BatchConfig, DataConfig, RunConfig
 from mlxdist.coordinator.data.load import Dataset, read_splits
 from mlxdist.coordinator.data.sources import find
-from mlxdist.coordinator.encode.chat_template import ChatTemplate
+from mlxdist.coordinator.encode.chat_template import ChatTemplate, switches_of
 from mlxdist.coordinator.encode.encoding import Encoding
 from mlxdist.protocol.errors import DataError
 from mlxdist.protocol.leaves import Row
@@ -94,7 +94,7 @@ def toy_encoding(
     config: RunConfig, tokenizer: ToyTokenizer | None = None, template: Callable[..., str] | None = toy_template
 ) -> Encoding:
     """The toys as a run's tokenizer and template."""
-    chat = ChatTemplate(template, config.data.chat_template_kwargs)
+    chat = ChatTemplate(template, config.data.chat_template_kwargs, switches_of(getattr(template, "source", None)))
     return Encoding(config, tokenizer or ToyTokenizer(), chat)
 
 
