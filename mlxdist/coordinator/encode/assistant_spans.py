@@ -186,9 +186,10 @@ def _check_shown(whole: Conversation, place: int, text: str) -> None:
     content = message["content"].strip()
     if content and content in text:
         return
-    shown = whole.text
-    if whole.with_turn(place, {"role": message["role"], "content": ""}) == shown:
-        raise RowError(_left_out(place, [key for key in (*REASONING, "tool_calls", "content") if message.get(key)]))
+    shown, bare = whole.text, {"role": message["role"], "content": "" if content else message["content"]}
+    if whole.with_turn(place, bare) == shown:
+        fields = [key for key in (*REASONING, "tool_calls") if message.get(key)]
+        raise RowError(_left_out(place, [*fields, "content"] if content else fields))
     if not text.strip():
         without = whole.render([*whole.messages[:place], *whole.messages[place + 1 :]])
         if without == shown or not any(True for _ in _rewordings(whole, place)):

@@ -70,7 +70,7 @@ def _of_messages(fields: Mapping[str, Any], names: Sequence[str]) -> Exchange:
             raise RowError("chosen and rejected do not part in any message, so no prompt can be told from them")
         if shared and any(each["role"] == "user" for each in lists[0][:shared]):
             return _shared_prompt(lists, shared, opening)
-    parted = [_parted(opening, each, name) for each, name in zip(lists, names, strict=True)]
+    parted = [_parted(opening, each) for each in lists]
     prompts, rests = [each for each, _ in parted], [each for _, each in parted]
     repeated = bool(opening) and any(len(rest) < len(each) for rest, each in zip(rests, lists, strict=True))
     leads = [list(_leading(rest)) for rest in rests]
@@ -99,15 +99,17 @@ def _shared_prompt(lists: Sequence[list[Message]], shared: int, opening: Sequenc
     return Exchange(conversation, rests, remarks)
 
 
-def _parted(opening: list[Message], turns: list[Message], name: str) -> tuple[list[Message], list[Message]]:
+def _parted(opening: list[Message], turns: list[Message]) -> tuple[list[Message], list[Message]]:
     """The prompt and the response of a conversation that may begin with the prompt.
 
     It may bring a system turn that the prompt does not have, or leave out the prompt's.
     """
     keys, wanted = _keys(turns), _keys(opening)
     bare = [key for key in wanted if key[0] not in ("system", "developer")]
+    whole = turns[0]["role"] in _OPENERS  # a response that begins with an answer may hold the prompt's words later on
     for size in range(len(turns), 0, -1):
-        if wanted and size >= len(wanted) and keys[size - len(wanted) : size] == wanted:
+        start = size - len(wanted)
+        if wanted and keys[max(start, 0) : size] == wanted and (whole or not start):
             return turns[:size], turns[size:]
         if bare and size == len(bare) and keys[:size] == bare:
             return opening, turns[size:]
@@ -116,6 +118,8 @@ def _parted(opening: list[Message], turns: list[Message], name: str) -> tuple[li
 
 def _prompt_of(prompt: list[Message], lead: list[Message], name: str) -> list[Message]:
     """The prompt with the system and user turns that a response begins with, where it has no such turns itself."""
+    if not lead:
+        return prompt
     mine, theirs = ({message["role"] for message in each} for each in (prompt, lead))
     if "user" not in theirs and not mine & {"system", "developer"}:
         return [*lead, *prompt]
