@@ -155,7 +155,7 @@ class Supervisor:
             if now - self.spoken >= ENLIST_SECONDS and self.resting_until is None:
                 lives = self.worker is not None and self.worker.process.poll() is None
                 pid = self.worker.process.pid if self.worker is not None and lives else 0
-                if self._send(m.Register(m.PROTOCOL_VERSION, self.name, getpid(), pid, host_facts())):
+                if self._send(m.Register(m.PROTOCOL_VERSION, self.name, pid, host_facts())):
                     self.spoken = now
             return
         if self.worker is not None:
@@ -169,8 +169,8 @@ class Supervisor:
                 self._rest(now, cause)
         if now - self.spoken >= self.beat_seconds:
             self.beats += 1
-            pid, rss = _memory(self.worker)
-            self._send(m.Heartbeat(self.session, self.beats, pid, rss))
+            pid, _ = _memory(self.worker)
+            self._send(m.Heartbeat(self.session, pid))
             self.spoken = now
 
     def _rest(self, now: float, cause: str) -> None:

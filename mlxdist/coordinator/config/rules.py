@@ -1,17 +1,18 @@
-"""Rules between keys: each is one function from the values to what breaks it."""
+"""Rules between keys: each is one function that yields what is wrong with the values together."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from mlxdist.coordinator.config.field_types import any_of
 from mlxdist.coordinator.config.schema import RunConfig
-from mlxdist.protocol.losses import loss_fault
+from mlxdist.protocol.methods import METHODS, loss_fault, named
 
 ROLES = ("messages", "tools", "text", "system", "prompt", "completion", "chosen", "rejected", "label")
 
 
 @dataclass(frozen=True)
 class Broken:
-    """A broken rule: the key to name, the sentence after it, and all keys it looked at."""
+    """A broken rule: the key to name, the sentence after it, and the other keys that the rule looked at."""
 
     key: str
     text: str
@@ -23,13 +24,13 @@ Rule = Callable[[RunConfig, Given], Iterator[Broken]]
 
 
 def _one_of(keys: tuple[str, ...], given: Given) -> Iterator[Broken]:
-    found = [key for key in keys if key in given]
-    for later in found[1:]:
-        yield Broken(later, f"and {found[0]} exclude each other: keep one of them", tuple(found))
+    *others, last = [key for key in keys if key in given] or [""]
+    if others:
+        yield Broken(last, f"and {' and '.join(others)} exclude each other: keep one of them", tuple(others))
 
 
 def one_length(config: RunConfig, given: Given) -> Iterator[Broken]:
-    """A run's length is said once."""
+    """The length of a run is given by one key."""
     yield from _one_of(("train.steps", "train.epochs", "train.max_hours"), given)
 
 
@@ -40,64 +41,69 @@ def one_validation(config: RunConfig, given: Given) -> Iterator[Broken]:
 
 
 def known_columns(config: RunConfig, given: Given) -> Iterator[Broken]:
-    """Columns map our names to the file's, not the other way round."""
+    """Columns map our names to those of the file, not the other way round."""
     for role, column in config.data.columns.items():
         if role not in ROLES:
             turned = f'; did you mean {column} = "{role}"?' if column in ROLES else ""
-            allowed = f"a column of that name is not known; the left side is one of {', '.join(ROLES)}"
-            yield Broken(f"data.columns.{role}", f"{allowed}, the right side the name in the file{turned}")
+            text = f"is not a known name; the left side is one of {', '.join(ROLES)}, the right side a key of the rows"
+            yield Broken(f"data.columns.{role}", text + turned)
         elif not column:
             yield Broken(f"data.columns.{role}", "is empty; name the key of the rows that holds it")
 
 
 def keys_of_the_method(config: RunConfig, given: Given) -> Iterator[Broken]:
     """A key that the method does not read is refused, not ignored."""
-    method = config.method
-    if method == "sft":
+    method, spec = config.method, METHODS[config.method]
+    preferences = named(lambda each: each.losses)
+    if not spec.losses:
         for key in sorted(key for key in given if key.startswith("preference.")):
-            yield Broken(key, 'is for method "dpo" and "kto", the method is "sft": delete it or change the method')
+            text = f'is for method {preferences}, the method is "{method}": delete it or change the method'
+            yield Broken(key, text)
     for key in ("preference.desirable_weight", "preference.undesirable_weight"):
-        if method == "dpo" and key in given:
-            yield Broken(key, 'is for method "kto", the method is "dpo": delete it')
-    if config.data.unpair and method != "kto":
-        yield Broken("data.unpair", f'makes rows for method "kto", the method is "{method}": delete it')
-    if config.data.train_on != "last" and method != "sft":
-        yield Broken("data.train_on", f'is for method "sft"; "{method}" always trains on the completion: delete it')
+        if spec.losses and not spec.labels and key in given:
+            yield Broken(key, f'is for method {named(lambda each: each.labels)}, the method is "{method}": delete it')
+    if config.data.unpair and not spec.labels:
+        of = named(lambda each: each.labels)
+        yield Broken("data.unpair", f'makes rows for method {of}, the method is "{method}": delete it')
+    if config.data.train_on != "last" and spec.losses:
+        of = named(lambda each: not each.losses)
+        yield Broken("data.train_on", f'is for method {of}; "{method}" always trains on the completion: delete it')
     for key, limit in (
         ("data.max_prompt_length", config.data.max_prompt_length),
         ("data.max_completion_length", config.data.max_completion_length),
     ):
-        if limit and method == "sft":
-            yield Broken(key, 'is for method "dpo" and "kto"; "sft" rows are cut as a whole, by batch.max_length')
-    if config.batch.order == "sorted" and method != "sft":
-        yield Broken("batch.order", f'is "sorted", which is for method "sft"; "{method}" takes "shuffled"')
-    if config.lora.dropout and method != "sft":
+        if limit and spec.cut == "right":
+            text = f'is for method {preferences}; "{method}" rows are cut as a whole, by batch.max_length'
+            yield Broken(key, text)
+    if (order := config.batch.order) not in spec.orders:
+        of = named(lambda each: order in each.orders)
+        yield Broken("batch.order", f'is "{order}", which is for method {of}; "{method}" takes "{spec.orders[0]}"')
+    if config.lora.dropout and spec.reference:
         why = "policy and reference would differ by chance"
         yield Broken("lora.dropout", f'is {config.lora.dropout}, and must be 0 for "{method}": {why}')
 
 
 def loss_of_the_method(config: RunConfig, given: Given) -> Iterator[Broken]:
     """The loss belongs to the method, and label smoothing to the loss."""
-    if config.method == "sft":
+    if not METHODS[config.method].losses:
         return
     if fault := loss_fault(config.method, config.preference.loss, config.preference.label_smoothing):
         yield Broken(*fault, ("preference.loss",))
 
 
 def kto_needs_contrast(config: RunConfig, given: Given) -> Iterator[Broken]:
-    """KTO's reference point comes from the other rows of the step, and its rows must count for something."""
-    if config.method != "kto":
-        return
-    if config.batch.size * config.batch.grad_accum_steps == 1:
-        text = "is 1, and kto takes its reference point from the other rows of the step: at least 2"
+    """KTO takes its reference point from the other rows of the step, and one class of rows must have a weight."""
+    method, spec = config.method, METHODS[config.method]
+    if not spec.lone_row and config.batch.size * config.batch.grad_accum_steps == 1:
+        text = f"is 1, and {method} takes its reference point from the other rows of the step: at least 2"
         yield Broken("batch.size", text, ("batch.grad_accum_steps",))
-    if config.preference.desirable_weight == config.preference.undesirable_weight == 0:
+    if spec.labels and config.preference.desirable_weight == config.preference.undesirable_weight == 0:
         other = "preference.desirable_weight"
         yield Broken("preference.undesirable_weight", f"and {other} are both 0: nothing to train", (other,))
 
 
 def room_for_a_target(config: RunConfig, given: Given) -> Iterator[Broken]:
-    """A prompt may not fill the whole row."""
+    """A prompt leaves room for a completion."""
     prompt, longest = config.data.max_prompt_length, config.batch.max_length
     if prompt >= longest:
         text = f"is {prompt}, and batch.max_length {longest} leaves no room for a completion: at most {longest - 1}"
@@ -105,18 +111,18 @@ def room_for_a_target(config: RunConfig, given: Given) -> Iterator[Broken]:
 
 
 def warmup_within_the_run(config: RunConfig, given: Given) -> Iterator[Broken]:
-    """The learning rate is reached at some time."""
+    """The warmup ends before the run does."""
     warmup, steps = config.train.warmup_steps, config.train.steps
     if isinstance(warmup, int) and steps is not None and warmup > steps:
-        text = f"is {warmup}, longer than the run of {steps} steps: the learning rate would never be reached"
+        text = f"is {warmup}, longer than the run of {steps} steps: learning_rate would never be reached"
         yield Broken("train.warmup_steps", text, ("train.steps",))
 
 
 def best_of_what_is_measured(config: RunConfig, given: Given) -> Iterator[Broken]:
-    """The best checkpoint is chosen by a value that the method has."""
+    """The best checkpoint is chosen by a value that the method computes."""
     by, method = config.train.best_by, config.method
-    if (by != "loss" and method == "sft") or (by == "rewards/accuracies" and method == "kto"):
-        allowed = '"loss"' if method == "sft" else '"loss" or "rewards/margins"'
+    if by not in METHODS[method].best_by:
+        allowed = any_of(METHODS[method].best_by)
         yield Broken("train.best_by", f'is "{by}", which "{method}" does not have: must be {allowed}')
 
 
@@ -127,14 +133,14 @@ def stop_by_evaluations(config: RunConfig, given: Given) -> Iterator[Broken]:
 
 
 def one_way_to_save_memory(config: RunConfig, given: Given) -> Iterator[Broken]:
-    """mlx-lm's checkpointing and ours would recompute the same layers twice."""
+    """mlx-lm's gradient checkpointing and segments would recompute the same layers twice."""
     if config.memory.grad_checkpoint and config.memory.segment_size != "off":
         text = 'and memory.segment_size exclude each other: keep one of them, or set segment_size = "off"'
         yield Broken("memory.grad_checkpoint", text, ("memory.segment_size",))
 
 
 def distinct_modules(config: RunConfig, given: Given) -> Iterator[Broken]:
-    """Something is trained, and nothing twice."""
+    """At least one module is trained, and each is named once."""
     modules = config.lora.target_modules
     if not modules:
         yield Broken("lora.target_modules", "is empty: name at least one module, for instance q_proj")
@@ -144,7 +150,7 @@ def distinct_modules(config: RunConfig, given: Given) -> Iterator[Broken]:
 
 
 def order_of_the_clocks(config: RunConfig, given: Given) -> Iterator[Broken]:
-    """A node is suspect after a missed beat, and dead after that."""
+    """A node is suspect after a missed heartbeat, and lost some time after that."""
     timing = config.timing
     if timing.suspect_seconds <= timing.beat_seconds:
         text = f"is {timing.suspect_seconds}, and must be more than timing.beat_seconds, {timing.beat_seconds}"
@@ -171,7 +177,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def broken(config: RunConfig, given: Given) -> Iterator[Broken]:
-    """Every broken rule, in the order of RULES."""
+def broken_rules(config: RunConfig, given: Given) -> Iterator[Broken]:
+    """Yields every broken rule, in the order of RULES."""
     for rule in RULES:
         yield from rule(config, given)

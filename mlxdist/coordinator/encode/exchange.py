@@ -22,6 +22,7 @@ from mlxdist.coordinator.encode.messages import (
 )
 from mlxdist.coordinator.encode.remarks import Remark
 from mlxdist.coordinator.encode.row_errors import RowError
+from mlxdist.protocol.methods import METHODS
 
 # A text that writes a conversation out: "Human: …" at the start of a line.
 _SPEAKER = re.compile(r"^\W*(human|user|assistant|question|instruction|response)\s*:", re.IGNORECASE | re.MULTILINE)
@@ -47,7 +48,7 @@ def exchange_of(fields: Mapping[str, Any], names: Sequence[str], encoding: Encod
         return Exchange(None, tuple(texts))
     if not isinstance(prompt, str):
         opening = messages_of(prompt, "prompt", TEXT_OR_MESSAGES)
-        if encoding.config.method == "sft":  # for pairs the text follows the generation prompt as it stands
+        if not METHODS[encoding.config.method].losses:  # for pairs the text follows the generation prompt as it stands
             return Exchange(opening, tuple(_answer(text) for text in texts))
         return Exchange(opening, tuple(texts))
     words, texts, remarks = _without_repetition(text_of(prompt, "prompt"), texts)

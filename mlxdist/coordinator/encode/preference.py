@@ -16,6 +16,7 @@ from mlxdist.coordinator.encode.messages import is_empty_turn, marks_of
 from mlxdist.coordinator.encode.remarks import Remark
 from mlxdist.coordinator.encode.row_errors import RowError
 from mlxdist.coordinator.encode.shown import turn_remarks, unused
+from mlxdist.protocol.methods import METHODS
 
 Split = tuple[list[int], list[int]]  # the ids of a prompt and of its response, neither cut
 
@@ -123,7 +124,7 @@ def _draft_implicit(responses: Sequence[object], encoding: Encoding) -> Draft:
 def _paired(encoding: Encoding, chosen: Split, rejected: Split) -> list[Encoded]:
     if chosen == rejected:
         raise RowError("chosen and rejected are equal as the model reads them")
-    if encoding.config.method == "kto":  # data.unpair
+    if METHODS[encoding.config.method].labels:  # data.unpair
         return [_kto(encoding, chosen, True), _kto(encoding, rejected, False, side=1)]
     branches, lengths = [], []
     for split in (chosen, rejected):

@@ -81,8 +81,7 @@ class Assignment:
             with named_out_of_memory(leaf, self._segment_size):
                 return compute(leaf, inputs)
         except NonFiniteError as error:
-            rows = tuple(row.row_id for row in leaf.rows)
-            self.say(m.Fault(task.session, "nonfinite", str(error), task.step, task.attempt, leaf.index, rows), b"")
+            self.say(m.Fault(task.session, "nonfinite", str(error), task.step, task.attempt, leaf.index), b"")
             raise NotNeededError from error
 
     def _score(self, leaf: Leaf, _: Inputs) -> None:
