@@ -80,10 +80,13 @@ def turn(whole: Conversation, place: int) -> Turn:
     return Turn(start, end, before, None if last else whole.text[:end])
 
 
-def own_words(whole: Conversation, place: int) -> int:
-    """The first character that may be the turn's own: up to it the render is the same with other words in the turn."""
-    found = [common_prefix(whole.text, each.text) for each in _rewordings(whole, place)]
-    return min(found, default=len(whole.text))
+def own_words(whole: Conversation, place: int, least: int = 0) -> int:
+    """The first character of a turn's own words: up to it the render is the same with other words in the turn.
+
+    Words that changed the render before `least`, where an earlier turn is, say nothing of this one.
+    """
+    found = (common_prefix(whole.text, each.text) for each in _rewordings(whole, place))
+    return next((start for start in found if start >= least), len(whole.text))
 
 
 def _start(whole: Conversation, place: int) -> tuple[str, int]:
@@ -92,11 +95,11 @@ def _start(whole: Conversation, place: int) -> tuple[str, int]:
     prompt = whole.part(place, prompt=True)
     if prompt and whole.text.startswith(prompt):
         return prompt, len(prompt)
-    own, shared, closed = own_words(whole, place), common_prefix(whole.text, prompt), len(whole.part(place))
+    shared, closed = common_prefix(whole.text, prompt), len(whole.part(place))
     if prompt and shared >= closed > 0:
-        start = max(_before_tag(whole.text[: min(shared, own)]), closed)
+        start = max(_before_tag(whole.text[: min(shared, own_words(whole, place, closed))]), closed)
         return (prompt if start == shared else whole.text[:start]), start
-    start = _after_header(whole, place, prompt, own)
+    start = _after_header(whole, place, prompt)
     return whole.text[:start], start
 
 
@@ -106,17 +109,16 @@ def _before_tag(text: str) -> int:
     return opened if opened > text.rfind(">") else len(text)
 
 
-def _after_header(whole: Conversation, place: int, prompt: str, own: int) -> int:
+def _after_header(whole: Conversation, place: int, prompt: str) -> int:
     """The end of the turn's header, such as <|im_start|>assistant, where the turns before it are shown otherwise.
 
     A generation prompt is that header, perhaps with an opened thought. It is looked for behind the words of the message
     before; where it is not there, the turn starts at its own words.
     """
-    before = whole.part(place)
     other = next(_rewordings(whole, place - 1), None)
-    if not before or not prompt.startswith(before) or other is None:
-        return own
-    header, nearest = prompt[len(before) :], len(whole.text) - common_suffix(whole.text, other.text)
+    nearest = 0 if other is None else len(whole.text) - common_suffix(whole.text, other.text)
+    own, before = own_words(whole, place, nearest), whole.part(place)
+    header = prompt[len(before) :] if before and prompt.startswith(before) and other is not None else ""
     while header:
         at = whole.text.rfind(header, nearest, own)
         if at >= 0:

@@ -1,11 +1,13 @@
 """The chat template of a run: the tokenizer's own or the run's, its arguments, and system turns that it refuses."""
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from mlxdist.coordinator.encode.messages import Messages, last_assistant
+from mlxdist.coordinator.encode.messages import Message, Messages, last_assistant
 from mlxdist.coordinator.encode.row_errors import RowError
 from mlxdist.protocol.errors import DataError
 
@@ -30,6 +32,7 @@ class ChatTemplate:
     cures: dict[str, str] = field(default_factory=dict)  # by what a template changes: the argument that prevents it
     _takes_system: bool | None = None
     _closes: bool | None = None
+    _form: Callable[[Message], Message] | None = None
 
     def render(self, messages: Messages, add_generation_prompt: bool, **kwargs: Any) -> str:
         """The conversation as the model reads it. Raises RowError with the template's words, DataError without one."""
@@ -37,6 +40,8 @@ class ChatTemplate:
             raise DataError(NO_TEMPLATE)
         if messages and messages[0]["role"] == "system" and not self._system_fits():
             messages = self._fold(messages)
+        if any("tool_calls" in message for message in messages):
+            messages = [self._call_form()(dict(message)) for message in messages]
         return self._call(messages, add_generation_prompt, {**self.kwargs, **kwargs})
 
     def closes(self, messages: Messages) -> bool:
@@ -56,6 +61,25 @@ class ChatTemplate:
                 self._closes = bool(text.rpartition(PROBE)[2].strip())
                 break
         return self._closes is not False
+
+    def _call_form(self) -> Callable[[Message], Message]:
+        """The way in which the template wants calls: asked once, with a call.
+
+        Most take arguments as an object and "" as the content of a turn that only calls. Some show such a turn only
+        where its content is null, and some join the arguments as text.
+        """
+        if self._form is None:
+            call = {"id": "abcdefghi", "type": "function", "function": {"name": PROBE, "arguments": {PROBE: 1}}}
+            turn = {"role": "assistant", "content": "", "tool_calls": [call]}
+            self._form = next((form for form in CALL_FORMS if self._shows_call(form(turn))), CALL_FORMS[0])
+        return self._form
+
+    def _shows_call(self, turn: Message) -> bool:
+        try:
+            text = self._call([{"role": "user", "content": "a"}, turn], False, self.kwargs)
+        except RowError:
+            return False
+        return text.count(PROBE) > 1 and f"'{PROBE}'" not in text  # with these quotes it is Python's form, not JSON
 
     def _call(self, messages: Messages, add_generation_prompt: bool, kwargs: Mapping[str, Any]) -> str:
         try:
@@ -86,6 +110,24 @@ class ChatTemplate:
         rest[first] = {**rest[first], "content": f"{system['content']}\n\n{rest[first]['content']}"}
         self.folded = True
         return rest
+
+
+def _formed(message: Message, *, null: bool, text: bool) -> Message:
+    """A message whose calls have no content beside them but null, and arguments as JSON text, where these are asked."""
+    if "tool_calls" not in message:
+        return message
+    content = None if null and not message["content"].strip() else message["content"]
+    if not text:
+        return {**message, "content": content}
+    functions = [call["function"] for call in message["tool_calls"]]
+    written = [{**each, "arguments": json.dumps(each["arguments"], ensure_ascii=False)} for each in functions]
+    calls = [{**call, "function": each} for call, each in zip(message["tool_calls"], written, strict=True)]
+    return {**message, "content": content, "tool_calls": calls}
+
+
+CALL_FORMS: Sequence[Callable[[Message], Message]] = tuple(
+    partial(_formed, null=null, text=text) for text in (False, True) for null in (False, True)
+)
 
 
 def switches_of(source: object) -> tuple[str, ...]:

@@ -97,6 +97,33 @@ DROPS_SYSTEM = (
     + "</s>{% elif m.role == 'tool' %}[RESULT] {{ m.content }} [/RESULT]{% endif %}"
     "{% endfor %}"
 )
+# A call only where there is no content, its arguments as text; behind tools' answers the assistant has no header.
+R1 = (
+    "{% set ns = namespace(tool=false) %}{% for m in messages %}{% if m.role != 'tool' and ns.tool %}[/RESULT]"
+    "{% set ns.tool = false %}{% set headed = false %}{% else %}{% set headed = true %}{% endif %}"
+    "{% if m.role == 'assistant' and m.content is none %}{{ '<|assistant|>' if headed }}{% for c in m.tool_calls %}"
+    "<tool_call>{{ c.function.name + ' ' + c.function.arguments }}</tool_call>{% endfor %}</s>"
+    "{% elif m.role == 'assistant' %}{{ '<|assistant|>' if headed }}{{ m.content.split('</think>')[-1] }}</s>"
+    "{% elif m.role == 'tool' %}{% set ns.tool = true %}[RESULT]{{ m.content }}"
+    "{% else %}<|{{ m.role }}|>{{ m.content }}{% endif %}{% endfor %}{% if ns.tool %}[/RESULT]"
+    "{% elif add_generation_prompt %}<|assistant|><think>\n{% endif %}"
+)
+# Thoughts of the turns up to the last one without a call are emptied.
+KIMI = (
+    "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'assistant' and not m.tool_calls %}"
+    "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}{% for m in messages %}<|{{ m.role }}|>"
+    "{% if m.role == 'assistant' %}<think>{{ m.reasoning_content if loop.index0 > ns.last }}</think>{% endif %}"
+    "{{ m.content or '' }}" + _CALLS + "<|im_end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+# The tools stand before the last user turn.
+MISTRAL = (
+    _LAST_USER
+    + "{% for m in messages %}{% if m.role == 'user' %}{% if loop.index0 == ns.last and tools %}[TOOLS]"
+    + "{{ tools | tojson }}{% endif %}[INST] {{ m.content }}[/INST]{% elif m.role == 'assistant' %} {{ m.content }}"
+    + _CALLS
+    + "</s>{% else %}[RESULT] {{ m.content }} [/RESULT]{% endif %}{% endfor %}"
+)
+
 _CHATML_TURN = r"<\|im_start\|>assistant\n(.*?<\|im_end\|>\n)"
 
 
@@ -121,6 +148,9 @@ FAMILIES = {
     "deepseek": Family(DEEPSEEK, r"<\|assistant\|>(.*?</s>)"),
     "harmony": Family(HARMONY, r"<\|start\|>assistant(.*?<\|end\|>)"),
     "strict": Family(STRICT, _CHATML_TURN),
+    "r1": Family(R1, r"(?:<\|assistant\|>|\[/RESULT\](?!<\|user\|>|$))(.*?</s>)"),
+    "kimi": Family(KIMI, r"<\|assistant\|>(.*?<\|im_end\|>)"),
+    "mistral": Family(MISTRAL, r"(?<=[\]>])( [^\[]*?</s>)"),
     "drops system": Family(DROPS_SYSTEM, r"(?<=[\]>])( [^\[]*?</s>)"),
 }
 SPECIAL = (

@@ -94,6 +94,23 @@ def test_last_trains_the_last_turn_of_the_assistant_also_before_a_tools_result(n
     assert pieces == expected(name, whole, 1)
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_tools_that_stand_before_the_last_user_turn_move_no_earlier_turn(name: str) -> None:
+    messages = CONVERSATIONS["calls of several rounds"]
+    pieces, whole, _ = read(name, {"messages": messages, "tools": [{"name": "f"}]}, train_on="all")
+    assert pieces == expected(name, whole, 5)
+
+
+def test_calls_are_given_as_the_template_wants_them() -> None:
+    """R1's template shows a call only where the content is null, and joins its arguments as text."""
+    said = read("r1", {"messages": [USER, call("f")]})[0]
+    assert said == ['<tool_call>f {"of": "x"}</tool_call></s>']
+    assert read("r1", {"messages": [USER, call("f"), RESULT, DONE]})[0] == ["12 degrees.</s>"]
+    pieces, _, notes = read("r1", {"messages": [USER, call("f", content="Wait."), RESULT, DONE]}, train_on="all")
+    assert pieces == ["Wait.</s>", "12 degrees.</s>"]
+    assert "does not show tool_calls" in notes[0]
+
+
 words = st.sampled_from(["12", "ab c", "a", "Paris.", "a < b", "12 C", "f", "x\n\ny", "Ж", "{}", "get f(x)"])
 calls = st.lists(st.sampled_from(["f", "get", "ab"]), min_size=1, max_size=2)
 answers = st.one_of(
