@@ -41,7 +41,9 @@ def leaf_of(index: int) -> Leaf:
     return Leaf(index, (Row(100 + index, ids, np.ones(index + 2, np.uint8)),), (index + 2,))
 
 
-def task_of(start: int, stop: int, *, version: int = 1, step: int = 2, attempt: int = 1, **changes: Any) -> m.Assignment:
+def task_of(
+    start: int, stop: int, *, version: int = 1, step: int = 2, attempt: int = 1, **changes: Any
+) -> m.Assignment:
     task = m.Assignment(SESSION, "gradient", step, attempt, version, start, stop, 8, "sft", "current", {})
     return msgspec.structs.replace(task, **changes)
 
@@ -429,7 +431,11 @@ def test_any_sequence_of_legal_messages_is_work_or_an_error_of_the_house(data: s
 def test_welcome_canary_goodbye_and_refusal_become_work_in_order() -> None:
     session = new_session()
     tell(
-        session, (m.Welcome(SESSION, SPEC), b""), (m.Canary(SESSION), b""), (m.Shutdown(SESSION, "done"), b""), (m.Reject("no"), b"")
+        session,
+        (m.Welcome(SESSION, SPEC), b""),
+        (m.Canary(SESSION), b""),
+        (m.Shutdown(SESSION, "done"), b""),
+        (m.Reject("no"), b""),
     )
     assert list(session.work) == [LoadModel(SPEC), ComputeCanary(), Finish("done", False), Finish("no", True)]
     assert session.spec == SPEC
@@ -505,10 +511,16 @@ def test_what_was_said_leaves_before_the_blocks_that_have_credit() -> None:
 def test_a_stale_vector_is_dropped_alone_and_all_of_them_when_the_life_is_over() -> None:
     session = new_session()
     first, second = offered(session, SMALL, Span(0, 1))[0], offered(session, SMALL, Span(1, 2))[0]
-    tell(session, (m.Stale(SESSION, "a leaf of another step"), b""), (m.Stale(SESSION, "this one", stream=first.stream), b""))
+    tell(
+        session,
+        (m.Stale(SESSION, "a leaf of another step"), b""),
+        (m.Stale(SESSION, "this one", stream=first.stream), b""),
+    )
     for offer in (first, second):
         tell(session, (m.Credit(SESSION, offer.stream, 1), b""))
-    assert [message for message in said(session) if isinstance(message, m.VectorBlock)] == [m.VectorBlock(SESSION, 2, 0)]
+    assert [message for message in said(session) if isinstance(message, m.VectorBlock)] == [
+        m.VectorBlock(SESSION, 2, 0)
+    ]
     offered(session, SMALL, Span(2, 3))
     tell(session, (m.Stale(SESSION, "this life", over=True), b""))
     assert not session.uploading

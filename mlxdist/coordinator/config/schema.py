@@ -35,6 +35,7 @@ class DataConfig:
         default_factory=dict
     )  # our name = the file's, or a list joined
     train_on: Literal["last", "all", "everything"] = "last"  # messages: last or all assistant turns, or every token
+    plain_text: Literal["auto", "chat", "raw"] = "auto"  # prompts and responses of text; chat: as turns of the template
     append_eos: bool = True  # one end token after completions and preference responses
     unpair: bool = False  # kto: each pair becomes a desirable and an undesirable row
     on_bad_row: Literal["error", "skip"] = "error"  # skip: faulty rows are left out, counted and reported

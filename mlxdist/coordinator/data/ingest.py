@@ -13,6 +13,7 @@ from mlxdist.coordinator.data.long_texts import encode_all
 from mlxdist.coordinator.data.records import Record, Source
 from mlxdist.coordinator.encode.encoding import Draft, Encoded, Encoding
 from mlxdist.coordinator.encode.preference import draft_pair
+from mlxdist.coordinator.encode.remarks import Tally
 from mlxdist.coordinator.encode.row_errors import Fault, RowError
 from mlxdist.coordinator.encode.row_formats import Columns, Shaping, shape_of
 from mlxdist.coordinator.encode.sft import draft_sft
@@ -21,7 +22,7 @@ from mlxdist.protocol.methods import METHODS
 
 BATCH_ROWS = 1024  # encoded at once: enough for every core of a fast tokenizer
 BATCH_CHARACTERS = 1 << 20  # the same, where rows are long: their ids are Python lists for a moment
-BESIDE = ("tools", "chat_template_kwargs")  # columns that are read with every shape but plain text
+BESIDE = ("tools", "chat_template_kwargs")  # columns that are read with every shape but text
 
 Progress = Callable[[str, float], None]
 
@@ -34,7 +35,8 @@ class ReadFile:
     faults: tuple[Fault, ...]  # in the order of their lines
     n_rows: int  # good and faulty
     shape: str  # "" where no row is good
-    plain: bool  # whether prompts and responses are texts, which no chat template touches
+    plain: bool  # whether prompts and responses are texts
+    tally: Tally  # what is to be said of its rows
     known: str  # the way of writing by which its rows were recognized, "" for our own or data.columns
     named: Columns  # what names its rows: data.columns, or that of the way of writing
     columns: Mapping[str, int]  # every column of the good rows -> rows in which it has text that nothing reads
@@ -49,7 +51,7 @@ def read_source(source: Source, encoding: Encoding, progress: Progress) -> ReadF
     shaping = Shaping(config.method, config.data.columns, config.data.unpair)
     store = RowStore(source.name, config.method, config.batch.max_length, encoding.tokenizer.bos_id)
     faults: list[Fault] = []
-    n_rows, n_characters, first, plain, known = 0, 0, ("", ""), False, ""
+    n_rows, n_characters, first, plain, known, tally = 0, 0, ("", ""), False, "", Tally()
     naming: Columns = config.data.columns
     columns: Counter[str] = Counter()
     with ThreadPoolExecutor(max_workers=1) as thread:
@@ -65,8 +67,9 @@ def read_source(source: Source, encoding: Encoding, progress: Progress) -> ReadF
                 if shape != first[0]:
                     raise _mixed(source.name, first, (shape, _place(record)))
                 made = draft(shape, fields, encoding)
+                tally.add(made.remarks)
                 columns.update(dict.fromkeys(row.raw, 0))
-                columns.update(row.unread(shape, () if shape == "text" else BESIDE))
+                columns.update(row.unread(shape, _read_beside(shape, fields, encoding)))
                 encoder.waiting.append((record, made))
                 n_characters += sum(map(len, made.texts))
             except RowError as reason:
@@ -78,7 +81,7 @@ def read_source(source: Source, encoding: Encoding, progress: Progress) -> ReadF
         faults += [*encoder.turn(), *encoder.turn()]
     progress(f"reading {source.name}", 1.0)
     in_order = tuple(sorted(faults, key=lambda fault: (fault.name, fault.line)))
-    return ReadFile(store, in_order, n_rows, first[0], plain, known, naming, columns)
+    return ReadFile(store, in_order, n_rows, first[0], plain, tally, known, naming, columns)
 
 
 def row_of(record: Record, shaping: Shaping) -> NamedRow:
@@ -133,6 +136,14 @@ class _Encoder:
                     "that came with the model, or a model with as many embeddings"
                 )
         yield from rows
+
+
+def _read_beside(shape: str, fields: Mapping[str, Any], encoding: Encoding) -> tuple[str, ...]:
+    """The columns that are read beside those of the shape; a system text only where the prompt's becomes a turn."""
+    if shape == "text":
+        return ()
+    becomes_turn = isinstance(fields.get("prompt"), str) and (encoding.wraps or not _is_plain(fields))
+    return (*BESIDE, "system") if becomes_turn else BESIDE
 
 
 def _is_plain(fields: Mapping[str, Any]) -> bool:

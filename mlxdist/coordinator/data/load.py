@@ -24,8 +24,8 @@ from mlxdist.coordinator.data.dated_template import DatedTemplate, asks_for_the_
 from mlxdist.coordinator.data.ingest import Progress, ReadFile, read_source
 from mlxdist.coordinator.data.records import Splits
 from mlxdist.coordinator.data.sources import find
-from mlxdist.coordinator.encode.chat_template import ChatTemplate
-from mlxdist.coordinator.encode.encoding import Encoding
+from mlxdist.coordinator.encode.chat_template import ChatTemplate, switches_of
+from mlxdist.coordinator.encode.encoding import Encoding, plain_text_note
 from mlxdist.coordinator.encode.row_errors import refusal, skipped
 from mlxdist.protocol.errors import DataError
 from mlxdist.protocol.methods import METHODS
@@ -75,7 +75,8 @@ def encoding_of(config: RunConfig, moment: datetime | None = None) -> Encoding:
     apply = wrapper.apply_chat_template if wrapper.has_chat_template else None
     if apply is not None and asks_for_the_date(wrapper.chat_template):
         apply = DatedTemplate(wrapper, moment or datetime.now())
-    template = ChatTemplate(apply, config.data.chat_template_kwargs)
+    switches = switches_of(getattr(wrapper, "chat_template", None))
+    template = ChatTemplate(apply, config.data.chat_template_kwargs, switches)
     tokenizer = hub_tokenizer(wrapper, wrapper.eos_token_ids)
     return Encoding(config, tokenizer, template, embeddings(Path(wrapper.name_or_path)))
 
@@ -192,18 +193,16 @@ def fault_notes(files: Sequence[ReadFile], config: RunConfig) -> list[str]:
 
 
 def template_notes(file: ReadFile, encoding: Encoding) -> list[str]:
-    """What the chat template could not do, or is not used for."""
+    """The sentences on what the chat template cannot do or does otherwise than the rows say."""
     notes = []
     if encoding.template.folded:
         notes.append("The chat template takes no system turn: system texts stand at the start of the first user turn.")
-    if file.plain and encoding.template.apply is not None:
-        notes.append(
-            "Prompts and responses are plain texts: the model's chat template, which is for messages, is not used."
-        )
+    if file.plain:
+        notes.append(plain_text_note(encoding))
     apply = encoding.template.apply
     if isinstance(apply, DatedTemplate) and apply.writes:
         notes.append(
             f"The chat template writes the date into the rows: {apply.moment:%Y-%m-%d}, the day of the run's first "
             "reading, which --resume keeps; a program that uses the adapter writes the day of its use."
         )
-    return notes
+    return notes + file.tally.sentences(file.n_rows)
