@@ -30,7 +30,7 @@ def fits_phrase(lengths: Sequence[int]) -> str:
 
 
 def cut_notes(lengths: Sequence[int], batch: BatchConfig, method: str) -> list[str]:
-    """How many rows are cut. Raises DataError for more than `max_cut` of them."""
+    """The sentence on rows that are cut. Raises DataError for more than `max_cut` of them."""
     tokens = np.asarray(lengths, dtype=np.int32)
     n_cut = int((tokens > batch.max_length).sum())
     if not n_cut:
@@ -45,7 +45,7 @@ def cut_notes(lengths: Sequence[int], batch: BatchConfig, method: str) -> list[s
 
 
 def valid_cut_notes(lengths: Sequence[int], batch: BatchConfig, method: str) -> list[str]:
-    """How many rows of a validation file are cut; that refuses no run, as nothing is trained on them."""
+    """The sentence on validation rows that are cut; it refuses no run, as nothing is trained on them."""
     n_cut = sum(length > batch.max_length for length in lengths)
     if not n_cut:
         return []
@@ -106,7 +106,7 @@ def file_notes(unread: Sequence[str]) -> list[str]:
 
 
 def order_notes(n_rows: int, config: RunConfig) -> list[str]:
-    """What the order leaves out, or makes short. Raises DataError where nothing, or one kto row, would make a step."""
+    """The sentences on rows and windows that the order leaves out or makes short. Raises DataError where nothing, or one kto row, would make a step."""
     batch, method, spec = config.batch, config.method, METHODS[config.method]
     unit = f"{spec.item}s"
     if n_rows < batch.size and batch.remainder == "drop":

@@ -95,7 +95,7 @@ def _named(row: Fields, ours: str, columns: Columns) -> Any:
 
 
 def _fits(row: Fields, known: Known, shaping: Shaping) -> bool:
-    """Whether `row` is written in the `known` way, and the method trains on what that is."""
+    """True where `row` is written in the `known` way, and the method trains on such rows."""
     if any(row.get(key) is None for key in known.keys):
         return False
     if known.name == SHARE_GPT and not isinstance(row["conversations"], list | str):
@@ -105,7 +105,7 @@ def _fits(row: Fields, known: Known, shaping: Shaping) -> bool:
 
 
 def _speaks(value: Any) -> bool:
-    """Whether a value holds text."""
+    """True where a value holds text."""
     if isinstance(value, str):
         return bool(value.strip())
     if isinstance(value, Mapping):

@@ -35,7 +35,7 @@ class ReadFile:
     faults: tuple[Fault, ...]  # in the order of their lines
     n_rows: int  # good and faulty
     shape: str  # "" where no row is good
-    plain: bool  # whether prompts and responses are texts
+    plain: bool  # True where prompts and responses are texts
     tally: Tally  # what is to be said of its rows
     known: str  # the way of writing by which its rows were recognized, "" for our own or data.columns
     named: Columns  # what names its rows: data.columns, or that of the way of writing

@@ -1,4 +1,4 @@
-"""Reads the data of a run: everything is found, checked, tokenised and counted before a model is loaded."""
+"""Reads the data of a run: everything is found, checked, tokenized and counted before a model is loaded."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -52,7 +52,7 @@ class Dataset:
 
 
 def read(config: RunConfig, *, progress: Progress, moment: datetime | None = None) -> Dataset:
-    """The rows of `config`, tokenised with the model's tokenizer; its parameters are not touched.
+    """The rows of `config`, tokenized with the model's tokenizer; its parameters are not touched.
 
     `progress` gets the thing that is read and the part of it that is done, 0 to 1. `moment`: see `encoding_of`. Raises
     DataError (rows, files) or ConfigError (the tokenizer) with the cure.
@@ -130,7 +130,7 @@ def parted(
 
 
 def checks(file: ReadFile, train: StoredRows, encoding: Encoding) -> list[Callable[[], list[str]]]:
-    """What is looked at in the training rows: each gives sentences to be said, or raises DataError."""
+    """The checks of the training rows: each returns sentences for a person, or raises DataError."""
     config, longest = encoding.config, encoding.config.batch.max_length
     too_long = [fault.length for fault in file.faults if fault.length]
     every = [lambda: cut_notes([*file.store.lengths, *too_long], config.batch, config.method)]
@@ -163,7 +163,7 @@ def split(file: ReadFile, fraction: float, seed: int) -> tuple[StoredRows, Store
 
 
 def column_notes(files: Sequence[ReadFile]) -> list[str]:
-    """How the columns of the files were recognized, and which of them nothing reads: of validation where it differs.
+    """The sentences on columns that were recognized or that nothing reads; of a validation file where they differ.
 
     Raises DataError for a column of data.columns that no row has.
     """

@@ -1,4 +1,4 @@
-"""What every source of rows gives: records with line numbers, by split."""
+"""The form in which every source gives its rows: records with line numbers, by split."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

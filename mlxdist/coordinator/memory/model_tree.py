@@ -30,7 +30,7 @@ class UnloadableError(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class ModelTree:
-    """What is known of a model that was loaded without its parameters."""
+    """A model that was loaded without its parameters."""
 
     nbytes: int  # of all parameters
     half: bool  # activations have 16 bits

@@ -15,7 +15,7 @@ from mlxdist.coordinator.data.long_texts import encode_all
 from mlxdist.coordinator.encode.tokenizer import hub_tokenizer
 from tests.coordinator.data.data_toys import ToyTokenizer, toy_read
 
-PROSE = "The tower is 202 m high, finished in 2023, and was drawn up by nobody. <s> Grüße aus Köln, sagt 東京 tower!\n"
+PROSE = "The tower is 202 m high, finished in 2023, and was drawn in ink. <s> Grüße aus Köln, sagt 東京 tower!\n"
 WORDS = "one two three four five six seven eight nine ten eleven twelve "
 
 

@@ -131,6 +131,6 @@ def test_a_loaded_tower_is_refused_with_the_command_that_takes_it_out() -> None:
 
 
 def test_a_model_that_cannot_be_loaded_is_told_apart_from_one_that_is_refused(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "model", "llama", model_type="of_nobody")
-    with pytest.raises(UnloadableError, match=r"model 'm' cannot be loaded: .*of_nobody"):
+    folder = folder_of(tmp_path / "model", "llama", model_type="unknown_kind")
+    with pytest.raises(UnloadableError, match=r"model 'm' cannot be loaded: .*unknown_kind"):
         read_tree(folder, "m", LORA)
