@@ -106,7 +106,10 @@ def file_notes(unread: Sequence[str]) -> list[str]:
 
 
 def order_notes(n_rows: int, config: RunConfig) -> list[str]:
-    """The sentences on rows and windows that the order leaves out or makes short. Raises DataError where nothing, or one kto row, would make a step."""
+    """The sentences on rows and windows that the order leaves out or makes short.
+
+    Raises DataError where nothing, or a lone row of a method that compares rows, would make a step.
+    """
     batch, method, spec = config.batch, config.method, METHODS[config.method]
     unit = f"{spec.item}s"
     if n_rows < batch.size and batch.remainder == "drop":
