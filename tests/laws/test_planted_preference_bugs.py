@@ -114,7 +114,7 @@ def test_forgotten_references_are_computed_again(model: Path) -> None:
     engine = Watched()
     case = case_of("sigmoid", rows=pairs(6))
     forgetful = train_here(case, model, [engine], make=with_forgetful_references)
-    asked = [np.isnan(leaf["reference"]).any() for work in engine.asked for leaf in work.row_inputs]
+    asked = [np.isnan(leaf["reference"]).any() for job in engine.asked for leaf in job.row_inputs]
     assert asked == [True] * 15
     assert forgetful.method.references.saved_forwards == 0
     assert forgetful.sha == train_here(case, model, [engine]).sha  # the numbers cannot tell

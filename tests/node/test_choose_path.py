@@ -21,7 +21,7 @@ class Block(nn.Module):
 
 
 class Plain(nn.Module):
-    """A model of three blocks; the others below work in ways that a tap cannot follow everywhere."""
+    """A model of three blocks; the others below work in ways that hooks cannot follow everywhere."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,17 +99,19 @@ def test_a_model_that_agrees_takes_the_path_that_was_asked_for(kind: type[Plain]
 
 
 @pytest.mark.parametrize(
-    ("kind", "word", "picked"),
+    ("kind", "word", "supervised_head"),
     [
         (HeadSeesNeighbours, "differs from plain autograd", False),
         (ReadsAnOlderLayer, "differs from plain autograd", True),
         (NeverCallsLayers, "never calls its layers", False),
     ],
 )
-def test_another_model_falls_back_and_says_why_in_one_sentence(kind: type[Plain], word: str, picked: bool) -> None:
+def test_another_model_falls_back_and_says_why_in_one_sentence(
+    kind: type[Plain], word: str, supervised_head: bool
+) -> None:
     model = trained(kind)
     path = choose_path(model, segment_size=1)
-    assert (path.segment_size, path.checkpoint, path.picked) == (0, True, picked)
+    assert (path.segment_size, path.checkpoint, path.supervised_head) == (0, True, supervised_head)
     assert word in path.reason
     assert path.reason.endswith(".")
     assert "\n" not in path.reason
@@ -119,7 +121,7 @@ def test_another_model_falls_back_and_says_why_in_one_sentence(kind: type[Plain]
 def test_without_segments_only_the_head_can_fall_back() -> None:
     model = trained(HeadSeesNeighbours)
     path = choose_path(model)
-    assert (path.segment_size, path.checkpoint, path.picked) == (0, False, False)
+    assert (path.segment_size, path.checkpoint, path.supervised_head) == (0, False, False)
     assert "head" in path.reason
     assert equals_plain(model, path)
 
@@ -128,7 +130,7 @@ def test_parameters_outside_of_the_layers_take_the_whole_graph() -> None:
     model = trained(Plain)
     model.embed.unfreeze()
     path = choose_path(model, segment_size=1)
-    assert (path.segment_size, path.picked) == (0, False)
+    assert (path.segment_size, path.supervised_head) == (0, False)
     assert "outside of the layers" in path.reason
     assert equals_plain(model, path)
 

@@ -15,7 +15,7 @@ from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import MlxdistError
 from mlxdist.protocol.leaves import Leaf, Row
 from mlxdist.protocol.manifest import Manifest
-from mlxdist.protocol.messages import SessionId, Message
+from mlxdist.protocol.messages import Message, SessionId
 from mlxdist.protocol.transport import CONTROL, DATA, Parcel
 from mlxdist.protocol.tree import Span
 from mlxdist.protocol.vectors import Vector, digest
