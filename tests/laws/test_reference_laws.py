@@ -62,7 +62,7 @@ def test_the_reference_of_kl_pairs_is_computed_each_step_for_they_hardly_recur(
 def test_a_worker_runs_the_reference_only_for_what_it_is_not_told(loss: str, model: Path) -> None:
     case = case_of(loss)
     spec = run_spec(case.config(model))
-    loaded = models.load(spec, lambda sentence: None)
+    loaded = models.load_with_lora(spec, lambda sentence: None)
     adapter = case.first_adapter(loaded.manifest)
     computer = Counting(loaded, spec, adapter)
     computer.use(adapter)
@@ -93,7 +93,7 @@ def test_policy_and_reference_of_equal_parameters_have_equal_bits_on_every_path_
     """The gradient's own row sums and the scores of the reference: of the same leaf, under a fresh adapter."""
     case = case_of(loss, fresh=True)
     spec = replace_struct(run_spec(case.config(model)), segment_size=segment_size)
-    loaded = models.load(spec, lambda sentence: None)
+    loaded = models.load_with_lora(spec, lambda sentence: None)
     assert loaded.path.segment_size == segment_size
     adapter = case.first_adapter(loaded.manifest)
     computer = Computer(loaded, spec, adapter)
@@ -115,7 +115,7 @@ def test_in_a_leaf_of_known_and_unknown_rows_the_known_one_keeps_its_value(model
 
     def knowing_row_3(method: Method) -> State:
         method.references.train[3] = (-10.0, -20.0)
-        vector = case.first_adapter(models.load(run_spec(case.config(model)), lambda sentence: None).manifest)
+        vector = case.first_adapter(models.load_with_lora(run_spec(case.config(model)), lambda sentence: None).manifest)
         return State(vector, no_moments(len(vector)), method.references)
 
     knowing = train_here(case, model, engines[:1], start=knowing_row_3)

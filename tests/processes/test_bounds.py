@@ -77,7 +77,7 @@ def worker() -> Iterator[Worker]:
 
 def all_news(worker: Worker) -> list[str]:
     lines: list[str] = []
-    while part := worker.news():
+    while part := worker.take_lines():
         lines += part
     return lines
 
@@ -97,7 +97,7 @@ def test_a_line_without_an_end_is_cut_and_not_kept_whole() -> None:
     try:
         lines: list[str] = []
         while "end" not in lines:
-            lines += worker.news()
+            lines += worker.take_lines()
         assert [len(line) for line in lines] == [*[LINE_CHARS] * 3, 0, 3]
     finally:
         worker.stop()

@@ -69,7 +69,7 @@ class Engine:
                 return kept.loaded
         self._computer = None  # two models at once would not fit
         mx.clear_cache()
-        loaded = models.load(spec, progress)
+        loaded = models.load_with_lora(spec, progress)
         self._computer = Computer(loaded, spec)
         return loaded
 
