@@ -36,7 +36,7 @@ HELLO_SECONDS = 2.0  # until a hello without an answer is said again: it may hav
 
 
 class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A line that the supervisor writes to standard input: the endpoint to connect to, and this node's name there."""
+    """A line on standard input, from the supervisor: the endpoint to connect to, and the name and session there."""
 
     endpoint: str
     name: str

@@ -2,7 +2,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from mlxdist.node.backward.backward import Path, gradient
+from mlxdist.node.backward.backward import GradientPath, gradient
 from mlxdist.node.backward.choose_path import choose_path
 from mlxdist.protocol.errors import NodeError
 from scripts.plain_gradient import furthest, padded_rows, plain_gradient
@@ -81,7 +81,7 @@ def trained(kind: type[Plain]) -> Plain:
     return model
 
 
-def equals_plain(model: nn.Module, path: Path) -> bool:
+def equals_plain(model: nn.Module, path: GradientPath) -> bool:
     def loss(sums: list[mx.array]) -> mx.array:
         return -sums[0].sum()
 
@@ -94,7 +94,7 @@ def equals_plain(model: nn.Module, path: Path) -> bool:
 def test_a_model_that_agrees_takes_the_path_that_was_asked_for(kind: type[Plain], size: int) -> None:
     model = trained(kind)
     path = choose_path(model, segment_size=size)
-    assert path == Path(segment_size=size)
+    assert path == GradientPath(segment_size=size)
     assert equals_plain(model, path)
 
 
@@ -143,7 +143,7 @@ def test_a_model_that_mlx_cannot_train_is_refused_with_its_own_words() -> None:
 def test_grad_checkpoint_can_be_asked_for() -> None:
     model = trained(Plain)
     path = choose_path(model, grad_checkpoint=True)
-    assert path == Path(checkpoint=True)
+    assert path == GradientPath(checkpoint=True)
     assert equals_plain(model, path)
 
 
@@ -152,4 +152,4 @@ def test_half_precision_and_dropout_pass_the_check(kind: mx.Dtype) -> None:
     model = tiny_model("llama")
     model.set_dtype(kind)
     add_lora(model, dropout=0.2)
-    assert choose_path(model, segment_size=1) == Path(segment_size=1)
+    assert choose_path(model, segment_size=1) == GradientPath(segment_size=1)

@@ -32,11 +32,11 @@ def plus_ten(layer: nn.Module, call: Call, args: tuple[Any, ...], kwargs: dict[s
 @pytest.mark.parametrize("kind", [Doubles, Inherits, CallsSuper])
 def test_a_hook_is_seen_while_open_and_leaves_the_class_as_it_was(kind: type[Doubles]) -> None:
     before = [dict(vars(cls)) for cls in (Doubles, Inherits, CallsSuper)]
-    layer, stranger = kind(), kind()
+    layer, other = kind(), kind()
     plain = layer(mx.array(3)).item()
     with hooked([layer, None], plus_ten):
         assert layer(mx.array(3)).item() == plain + 10
-        assert stranger(mx.array(3)).item() == plain
+        assert other(mx.array(3)).item() == plain
     assert layer(mx.array(3)).item() == plain
     assert [dict(vars(cls)) for cls in (Doubles, Inherits, CallsSuper)] == before
 

@@ -1,4 +1,4 @@
-"""A worker's session: work starts when all that it needs is here, in whatever order, and nothing else counts."""
+"""A worker's session: a job starts when all that it needs has arrived, in any order, and nothing else counts."""
 
 from collections.abc import Sequence
 from itertools import permutations
@@ -110,7 +110,7 @@ def state_of(session: Session) -> Any:
 
 
 def assert_whole(job: Any, task: m.Assignment, elements: int = SMALL) -> None:
-    """The work is this task, with its own leaves in order and the adapter that it names."""
+    """The job is this assignment, with its own leaves in order and the adapter that it names."""
     assert isinstance(job, ComputeAssignment)
     assert job.assignment == task
     assert [leaf.index for leaf in job.leaves] == list(range(task.start, task.stop))
@@ -125,10 +125,10 @@ def assert_whole(job: Any, task: m.Assignment, elements: int = SMALL) -> None:
     assert job.adapter.tobytes() == vector_of(elements, task.adapter_version).tobytes()
 
 
-# ---- tasks wait for their rows and their adapter
+# ---- assignments wait for their rows and their adapter
 
 
-def test_a_task_starts_with_its_last_row_or_block_whatever_the_order() -> None:
+def test_an_assignment_starts_with_its_last_row_or_block_whatever_the_order() -> None:
     task = task_of(2, 5)
     adapter, rows = adapter_messages(SMALL), [rows_of(task, index) for index in (2, 3, 4)]
     for order in permutations(rows):
@@ -147,8 +147,8 @@ def test_a_task_starts_with_its_last_row_or_block_whatever_the_order() -> None:
 
 @settings(max_examples=200)
 @given(st.data())
-def test_any_interleaving_of_adapters_and_tasks_does_every_task_once_in_order(data: st.DataObject) -> None:
-    # A task follows the one before it, its rows follow it in any order, and the adapter's stream is apart.
+def test_any_interleaving_of_adapters_and_assignments_does_every_one_once_in_order(data: st.DataObject) -> None:
+    # An assignment follows the one before it, its rows follow it in any order, and the adapter's stream is apart.
     tasks = [
         task_of(0, 2, version=1, step=2),
         task_of(3, 4, version=1, step=2, attempt=2),
@@ -169,7 +169,7 @@ def test_any_interleaving_of_adapters_and_tasks_does_every_task_once_in_order(da
         assert_whole(job, task)
 
 
-def test_a_task_waits_for_the_adapter_version_that_it_names() -> None:
+def test_an_assignment_waits_for_the_adapter_version_that_it_names() -> None:
     session, task = new_session(), task_of(0, 1, version=2)
     tell(session, *adapter_messages(SMALL, stream=1, version=1), (task, b""), rows_of(task, 0))
     assert not session.jobs
@@ -203,14 +203,14 @@ def test_an_older_adapter_that_comes_late_replaces_nothing() -> None:
     assert_whole(session.jobs.pop(), task)
 
 
-def test_a_task_for_an_adapter_that_was_replaced_is_refused_and_does_not_wait_for_ever() -> None:
+def test_an_assignment_for_an_adapter_that_was_replaced_is_refused_and_does_not_wait_for_ever() -> None:
     session, task = new_session(), task_of(0, 1, version=1)
     tell(session, *adapter_messages(SMALL, version=2), (task, b""))
     with pytest.raises(WireError, match="adapter version 1, which was replaced"):
         tell(session, rows_of(task, 0))
 
 
-def test_a_task_waits_for_the_reference_that_was_offered_before_it() -> None:
+def test_an_assignment_waits_for_the_reference_that_was_offered_before_it() -> None:
     session, task = new_session(), task_of(0, 1)
     offer, *rest = adapter_messages(SMALL, stream=9, version=0, kind="reference")
     tell(session, offer, *adapter_messages(SMALL), (task, b""), rows_of(task, 0))
@@ -247,7 +247,7 @@ def test_without_a_reference_the_base_is_meant() -> None:
     ],
     ids=str,
 )
-def test_a_task_that_cannot_be_done_is_refused(change: dict[str, Any]) -> None:
+def test_an_assignment_that_cannot_be_done_is_refused(change: dict[str, Any]) -> None:
     session = new_session()
     before = state_of(session)
     with pytest.raises(WireError, match="an assignment to"):
@@ -258,7 +258,7 @@ def test_a_task_that_cannot_be_done_is_refused(change: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "change", [{"leaf": 5}, {"leaf": 1}, {"leaf": -1}, {"step": 1}, {"step": 3}, {"attempt": 2}], ids=str
 )
-def test_rows_that_no_task_names_are_refused(change: dict[str, Any]) -> None:
+def test_rows_that_no_assignment_names_are_refused(change: dict[str, Any]) -> None:
     session, task = new_session(), task_of(2, 5)
     tell(session, (task, b""))
     message, payload = rows_of(task, 2)
@@ -266,7 +266,7 @@ def test_rows_that_no_task_names_are_refused(change: dict[str, Any]) -> None:
         tell(session, (msgspec.structs.replace(message, **change), payload))
 
 
-def test_rows_before_their_task_are_refused() -> None:
+def test_rows_before_their_assignment_are_refused() -> None:
     with pytest.raises(WireError, match="which no assignment names"):
         tell(new_session(), rows_of(task_of(0, 1), 0))
 
@@ -351,7 +351,7 @@ def test_a_damaged_adapter_is_never_computed_with_and_asked_for_again(kind: str)
 
 
 @pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: type(message).__name__)
-def test_messages_of_another_life_change_nothing(message: Message) -> None:
+def test_messages_of_another_session_change_nothing(message: Message) -> None:
     session = new_session()
     task = task_of(0, 2)
     tell(session, *adapter_messages(SMALL)[:1], (task, b""), rows_of(task, 1))
@@ -380,7 +380,7 @@ FOR_A_WORKER = (
     m.Shutdown,
     m.Cancel,
     m.Received,
-    m.Register,  # has no life, and so changes nothing
+    m.Register,  # has no session, and so changes nothing
 )
 
 
@@ -397,7 +397,7 @@ def test_what_a_worker_is_never_sent_is_refused(message: Message) -> None:
 
 @settings(max_examples=200)
 @given(st.data())
-def test_any_sequence_of_legal_messages_is_work_or_an_error_of_the_house(data: st.DataObject) -> None:
+def test_any_sequence_of_legal_messages_is_a_job_or_an_error_of_ours(data: st.DataObject) -> None:
     task = task_of(0, 2)
     pool: list[Sent] = [
         (m.Welcome(SESSION, SPEC), b""),
@@ -429,7 +429,7 @@ def test_any_sequence_of_legal_messages_is_work_or_an_error_of_the_house(data: s
 # ---- what is asked of the worker is passed on
 
 
-def test_welcome_canary_goodbye_and_refusal_become_work_in_order() -> None:
+def test_welcome_canary_shutdown_and_rejection_become_jobs_in_order() -> None:
     session = new_session()
     tell(
         session,
@@ -509,7 +509,7 @@ def test_what_was_said_leaves_before_the_blocks_that_have_credit() -> None:
     assert [type(message) for message in said(session)] == [m.Progress, m.VectorBlock, m.VectorEnd]
 
 
-def test_a_stale_vector_is_dropped_alone_and_all_of_them_when_the_life_is_over() -> None:
+def test_a_stale_vector_is_dropped_alone_and_all_of_them_when_the_session_is_over() -> None:
     session = new_session()
     first, second = offered(session, SMALL, Span(0, 1))[0], offered(session, SMALL, Span(1, 2))[0]
     tell(
@@ -523,5 +523,5 @@ def test_a_stale_vector_is_dropped_alone_and_all_of_them_when_the_life_is_over()
         m.VectorBlock(SESSION, 2, 0)
     ]
     offered(session, SMALL, Span(2, 3))
-    tell(session, (m.Stale(SESSION, "this life", over=True), b""))
+    tell(session, (m.Stale(SESSION, "this session", over=True), b""))
     assert not session.uploading

@@ -1,4 +1,4 @@
-"""Real sessions and engines wired to a real cluster, without threads: messages move whenever a test, or a stream, says.
+"""Real sessions and engines wired to a real cluster, without threads: messages move when a test, or a result, says so.
 
 A partial that grows moves messages each time it grows, so that what leaves in the middle of a backward is seen there.
 """
@@ -48,7 +48,7 @@ class WiredNode:
     session: Session
 
     def work(self) -> bool:
-        """Do what there is to do; whether there was anything."""
+        """Does the next job. Returns False when there is none."""
         if not self.session.jobs:
             return False
         with closing(self.engine.perform(self.session.next_job(), self.session.id, lambda sentence: None)) as results:

@@ -31,7 +31,7 @@ class MicroBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Path:
+class GradientPath:
     """The way in which a model's gradient is computed; decided once, at the start, by `choose_path`."""
 
     segment_size: int = 0  # layers per segment; 0 = the whole graph
@@ -40,10 +40,10 @@ class Path:
     reason: str = ""  # one sentence for the user when it is not the path that was asked for
 
 
-WHOLE = Path()
+WHOLE = GradientPath()
 
 
-def score(model: nn.Module, batch: MicroBatch, *, head_chunk: int, path: Path = WHOLE) -> mx.array:
+def score(model: nn.Module, batch: MicroBatch, *, head_chunk: int, path: GradientPath = WHOLE) -> mx.array:
     """Returns each row's sum of log-probs over its targets, float32 [B], with dropout off; no graph is kept."""
     with dropout_off(model):
         return forward_row_sums(model, _supervised(batch), head_chunk=head_chunk, supervised_head=path.supervised_head)
@@ -55,7 +55,7 @@ def backward(
     loss: Loss,
     *,
     head_chunk: int,
-    path: Path = WHOLE,
+    path: GradientPath = WHOLE,
     dropout_key: int | None = None,
 ) -> Events:
     """Yields the row sums of all micro-batches, then the gradient of `loss(row sums)` in parts, top layer first.
@@ -92,7 +92,7 @@ def gradient(
     loss: Loss,
     *,
     head_chunk: int,
-    path: Path = WHOLE,
+    path: GradientPath = WHOLE,
     dropout_key: int | None = None,
 ) -> tuple[list[mx.array], dict[str, mx.array]]:
     """Returns what `backward` yields as a whole: row sums [B] per micro-batch, and the gradient by parameter name."""

@@ -13,7 +13,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
-from mlxdist.node.backward.backward import MicroBatch, Path, gradient
+from mlxdist.node.backward.backward import GradientPath, MicroBatch, gradient
 from mlxdist.node.backward.parameters import swapped, trainable
 from mlxdist.protocol.errors import NodeError
 
@@ -22,7 +22,7 @@ TOLERANCE = {mx.float32: 1e-4, mx.float16: 2e-2, mx.bfloat16: 1e-1}
 DROPOUT_KEY = 20
 
 
-def choose_path(model: nn.Module, *, segment_size: int = 0, grad_checkpoint: bool = False) -> Path:
+def choose_path(model: nn.Module, *, segment_size: int = 0, grad_checkpoint: bool = False) -> GradientPath:
     """Returns the path nearest to the one asked for whose gradient equals plain autograd's on a tiny batch.
 
     Args:
@@ -34,7 +34,7 @@ def choose_path(model: nn.Module, *, segment_size: int = 0, grad_checkpoint: boo
         NodeError: the model cannot be trained with mlx at all.
     """
     try:
-        expected = _tiny_gradient(model, Path(supervised_head=False))
+        expected = _tiny_gradient(model, GradientPath(supervised_head=False))
     except Exception as error:
         raise NodeError(
             f"mlx cannot differentiate this model ({type(model).__module__}): {_in_short(error)}"
@@ -49,21 +49,21 @@ def choose_path(model: nn.Module, *, segment_size: int = 0, grad_checkpoint: boo
         if difference <= TOLERANCE[_coarsest(model)] or not _finite(expected):
             return replace(path, reason=_reason(asked, path, why) if why else "")
         why = why or f"its gradient differs from plain autograd by {difference:.1e}"
-    return Path(supervised_head=False, reason=_reason(asked, Path(supervised_head=False), why))
+    return GradientPath(supervised_head=False, reason=_reason(asked, GradientPath(supervised_head=False), why))
 
 
-def _candidates(segment_size: int, grad_checkpoint: bool) -> Iterator[Path]:
+def _candidates(segment_size: int, grad_checkpoint: bool) -> Iterator[GradientPath]:
     """Yields the path that was asked for, then those that take more and more memory."""
     if segment_size:
-        yield Path(segment_size=segment_size)
+        yield GradientPath(segment_size=segment_size)
     if segment_size or grad_checkpoint:
-        yield Path(checkpoint=True)
-        yield Path(checkpoint=True, supervised_head=False)
-    yield Path()
-    yield Path(supervised_head=False)
+        yield GradientPath(checkpoint=True)
+        yield GradientPath(checkpoint=True, supervised_head=False)
+    yield GradientPath()
+    yield GradientPath(supervised_head=False)
 
 
-def _reason(asked: Path, taken: Path, why: str) -> str:
+def _reason(asked: GradientPath, taken: GradientPath, why: str) -> str:
     cannot = "be trained in segments" if asked.segment_size else "be trained with grad_checkpoint"
     instead = "mlx-lm's grad_checkpoint is used" if taken.checkpoint else "all activations are kept"
     head = "" if taken.supervised_head else "its head runs on all positions"
@@ -76,7 +76,7 @@ def _in_short(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
-def _tiny_gradient(model: nn.Module, path: Path) -> dict[str, mx.array]:
+def _tiny_gradient(model: nn.Module, path: GradientPath) -> dict[str, mx.array]:
     """Returns row sums and gradient on two rows of different lengths, at parameters that are nowhere zero."""
     parameters = trainable(model)
     keys = mx.random.split(mx.random.key(DROPOUT_KEY), max(len(parameters), 1))

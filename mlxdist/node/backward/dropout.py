@@ -24,7 +24,7 @@ def has_dropout(model: nn.Module) -> bool:
 
 @contextmanager
 def dropout_off(model: nn.Module) -> Iterator[None]:
-    """Training mode, in which models take their differentiable kernels, but with nothing dropped."""
+    """Puts `model` into training mode, in which it takes its differentiable kernels, but drops nothing meanwhile."""
     dropouts = [module for module in model.modules() if isinstance(module, DROPOUTS)]
     model.train()
     for module in dropouts:

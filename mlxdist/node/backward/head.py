@@ -94,8 +94,8 @@ def hidden_cotangent(dl_dh: mx.array, row_cotangents: mx.array, batch: Supervise
 def traced(build: Callable[..., Any], *arrays: mx.array) -> Any:
     """Returns `build(*arrays)`, built as inside a gradient but without one: evaluating it frees as it goes.
 
-    Metal's attention and compiled functions take other kernels in a gradient. What is compared or put together with a
-    gradient's numbers must take the same.
+    Metal's attention and compiled functions take other kernels in a gradient. Values that are compared or combined with
+    a gradient's must come from the same kernels.
     """
     made: list[Any] = []
 

@@ -1,8 +1,8 @@
 """A model's forward recorded at its layer calls, and run again with some of the calls answered from the record.
 
 A layer call is known by its number in the order of the calls, an array that a call returned by (call, place in its
-result). What crosses from one segment of calls into a later one is a *border*: always the first array of a segment's
-last call, and whatever else a later layer is given (keys and values that gemma3n and gemma4 share, for instance).
+result). An array that crosses from one segment of calls into a later one is a *border*: always the first array of a
+segment's last call, and any other that a later layer is given (keys and values that gemma3n and gemma4 share).
 
 Shapes: B rows, L positions, D hidden size.
 """

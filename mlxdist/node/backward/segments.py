@@ -1,4 +1,4 @@
-"""The segmented backward: memory for one segment of layers, one chunk of logits and what crosses between segments.
+"""The segmented backward: memory for one segment of layers, one chunk of logits and the arrays between segments.
 
 (i) The forward runs without a graph and keeps what crosses segment borders. (ii) The head, chunk by chunk, gives each
 position's log-prob l and dl/dh. (iii) The loss gives the cotangent of each row sum. (iv) Segments from the top: the

@@ -29,19 +29,19 @@ RowInputs = dict[str, tuple[float, ...]]  # per-row inputs of the loss, by name
 
 @dataclass(frozen=True)
 class LoadModel:
-    """Load the model of a run."""
+    """The job to load the model of a run."""
 
     spec: m.RunSpec
 
 
 @dataclass(frozen=True)
 class ComputeCanary:
-    """Compute the canary leaf."""
+    """The job to compute the canary leaf."""
 
 
 @dataclass(frozen=True)
 class ComputeAssignment:
-    """Compute one assignment, of which everything has arrived."""
+    """The job to compute one assignment, of which everything has arrived."""
 
     assignment: m.Assignment
     leaves: tuple[Leaf, ...]
@@ -52,7 +52,7 @@ class ComputeAssignment:
 
 @dataclass(frozen=True)
 class Finish:
-    """End: the coordinator has shut down, or rejected this node."""
+    """The job to end: the coordinator has shut down, or rejected this node."""
 
     reason: str
     refused: bool
@@ -83,9 +83,7 @@ class Session:
     _cancelled: set[int] = field(default_factory=set)
     _adapters: dict[int, Vector] = field(default_factory=dict)
     _reference: Vector | None = None
-    _reference_damaged: bool = (
-        False  # it comes again; until then nothing is computed, as the base would be used instead
-    )
+    _reference_damaged: bool = False  # it is sent again; until then the base would be used, so nothing is computed
     _incoming: dict[int, tuple[m.VectorOffer, IncomingVector]] = field(default_factory=dict)
     _arriving: deque[_Arriving] = field(default_factory=deque)
     _growing: int | None = None  # the stream of the partial that is not whole yet
@@ -229,7 +227,7 @@ class Session:
                 raise WireError(f"a worker is not sent {type(message).__name__}")
 
     def _cancel(self, attempt: int) -> None:
-        """Drops an assignment: one not begun at once, one being computed at its next leaf or segment."""
+        """Drops an assignment: at once if it was not begun, otherwise at its next leaf or segment."""
         self.outgoing.drop_attempt(attempt)
         self._arriving = deque(one for one in self._arriving if one.assignment.attempt != attempt)
         self.jobs = deque(
@@ -284,7 +282,7 @@ class Session:
             if adapter is None or len(rows) < asked.stop - asked.start:
                 return
             if self._reference_damaged or any(offer.kind == "reference" for offer, _ in self._incoming.values()):
-                return  # offered before the assignment, which is to be computed with it
+                return  # offered before the assignment, so the assignment needs it
             self._arriving.popleft()
             leaves, row_inputs = zip(*(rows[index] for index in range(asked.start, asked.stop)), strict=True)
             self.jobs.append(ComputeAssignment(asked, leaves, row_inputs, adapter, self._reference))

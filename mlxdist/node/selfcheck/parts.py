@@ -16,7 +16,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from mlxdist.node.backward.backward import MicroBatch, Path, gradient
+from mlxdist.node.backward.backward import GradientPath, MicroBatch, gradient
 from mlxdist.node.selfcheck import models as models
 from mlxdist.node.work.objective import micro_batches
 
@@ -111,7 +111,7 @@ def speed() -> dict[str, Any]:
     ids = random.integers(0, SPEED_MODEL["vocab_size"], (1, SPEED_LENGTH + 1)).astype(np.int32)
     batch = MicroBatch(ids[:, :-1], ids[:, 1:], np.ones((1, SPEED_LENGTH), np.float32))
     found: dict[str, Any] = {}
-    for name, path in (("whole", Path()), ("segment 1", Path(segment_size=1))):
+    for name, path in (("whole", GradientPath()), ("segment 1", GradientPath(segment_size=1))):
         mx.clear_cache()
         mx.reset_peak_memory()
         held = mx.get_active_memory()
@@ -134,7 +134,7 @@ def _attempt(measure: Callable[[], Any]) -> Any:
 
 
 def _leaf_gradient(
-    model: nn.Module, batches: list[MicroBatch], path: Path, head_chunk: int = HEAD_CHUNK
+    model: nn.Module, batches: list[MicroBatch], path: GradientPath, head_chunk: int = HEAD_CHUNK
 ) -> dict[str, mx.array]:
     sums, grads = gradient(model, batches, lambda rows: -rows[0].sum(), head_chunk=head_chunk, path=path, dropout_key=0)
     return {"row sums": sums[0], **grads}
@@ -144,7 +144,7 @@ def _digests(case: models.Case) -> list[str]:
     model, batches = case.make(), micro_batches(case.leaf())
     digests = []
     for _ in range(TIMES):
-        found = _leaf_gradient(model, batches, Path())
+        found = _leaf_gradient(model, batches, GradientPath())
         parts = [np.array(value.astype(mx.float32)).tobytes() for _, value in sorted(found.items())]
         digests.append(hashlib.sha256(b"".join(parts)).hexdigest())
     return digests
@@ -152,7 +152,7 @@ def _digests(case: models.Case) -> list[str]:
 
 def _distance(case: models.Case) -> float:
     model, batches = case.make(), micro_batches(case.leaf())
-    whole, cut = (_leaf_gradient(model, batches, path) for path in (Path(), Path(segment_size=1)))
+    whole, cut = (_leaf_gradient(model, batches, path) for path in (GradientPath(), GradientPath(segment_size=1)))
     expected, got = (
         np.concatenate([np.array(found[name].astype(mx.float32), np.float64).ravel() for name in sorted(found)])
         for found in (whole, cut)

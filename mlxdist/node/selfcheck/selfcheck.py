@@ -108,7 +108,10 @@ def bit_classes(first: Mapping[str, Any], again: Mapping[str, Any]) -> dict[str,
 
 
 def faults(found: Mapping[str, Any]) -> list[str]:
-    """Returns sentences on what fails that a run relies on. Different bits are none: such a run promises a tolerance."""
+    """Returns sentences on what fails that a run relies on.
+
+    Different bits are no fault: such a run promises a tolerance.
+    """
     said = [
         f"{name}: {value['error']}" for name, value in found.items() if isinstance(value, dict) and "error" in value
     ]

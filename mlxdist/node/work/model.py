@@ -12,7 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
-from mlxdist.node.backward import backward
+from mlxdist.node.backward.backward import GradientPath
 from mlxdist.node.backward.choose_path import choose_path
 from mlxdist.node.backward.parameters import trainable
 from mlxdist.protocol import manifest as manifests
@@ -30,7 +30,7 @@ class LoadedModel:
     """A model ready to train. `module_bits`: bits per target module by its path, 0 when not quantized."""
 
     model: nn.Module
-    path: backward.Path
+    path: GradientPath
     manifest: Manifest
     model_hash: str
     module_bits: dict[str, int]
