@@ -78,14 +78,14 @@ def launch(
 ) -> None:
     """Train, on this machine or on a cluster."""
     from mlxdist.coordinator.config.hosts import load_hosts, local_hosts, local_only
-    from mlxdist.coordinator.config.load import load
+    from mlxdist.coordinator.config.load import load_config
 
     more_open_files()
     if hosts is not None and nodes is not None:
         raise UserError("--nodes counts nodes on this machine and --hosts lists them in a file: give one of the two")
     cluster = load_hosts(hosts) if hosts is not None else local_hosts(nodes or 1)
     local_only(cluster)
-    config = load(run or cluster.run, set_ or ())
+    config = load_config(run or cluster.run, set_ or ())
 
     from mlxdist.coordinator.run import run as train
 
@@ -152,15 +152,14 @@ def plan(
     from rich.console import Console
 
     from mlxdist.coordinator.config.hosts import load_hosts, local_hosts
-    from mlxdist.coordinator.config.load import load
-    from mlxdist.coordinator.plan.plan import PlanOptions
-    from mlxdist.coordinator.plan.plan import plan as show
+    from mlxdist.coordinator.config.load import load_config
+    from mlxdist.coordinator.plan.plan import PlanOptions, show_plan
 
     if hosts is not None and nodes is not None:
         raise UserError("--nodes counts nodes on this machine and --hosts lists them in a file: give one of the two")
     cluster = load_hosts(hosts) if hosts is not None else local_hosts(nodes or 1)
-    config = load(run or cluster.run, set_ or ())
-    sys.exit(show(config, cluster, PlanOptions(tokens_per_second, link_gbit, json), Console()))
+    config = load_config(run or cluster.run, set_ or ())
+    sys.exit(show_plan(config, cluster, PlanOptions(tokens_per_second, link_gbit, json), Console()))
 
 
 @app.command()

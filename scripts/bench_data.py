@@ -1,12 +1,12 @@
-"""Measure the reading of data on this machine: speed and memory against `datasets.map`, padding against mlx-lm.
+"""Measures the reading of data on this machine: speed and memory against `datasets.map`, padding against mlx-lm.
 
     pip install 'mlxdist[data]'
     python scripts/bench_data.py --model models/SmolLM2-135M-Instruct
     python scripts/bench_data.py --model models/SmolLM2-135M-Instruct --padding data/gsm8k-sft/train.jsonl --rows 0
 
-The synthetic rows are chats of random words. Every way of reading them renders a row with the chat template and finds
-where its answer begins, so that all do the same work; each runs in a process of its own, twice, and the faster run
-counts. Without the library datasets only ours is measured. Prints JSON; docs/benchmarks.md explains it.
+The synthetic rows are chats of random words. Every way of reading renders a row with the chat template and finds where
+its answer begins, so that all do the same work. Each way runs twice in its own process, and the faster run counts.
+Without the library datasets, only mlxdist is measured. Prints JSON.
 """
 
 import argparse
@@ -50,7 +50,7 @@ WORDS = (
 
 
 def main() -> None:
-    """Measure what was asked for and print it."""
+    """Measures what the command line asks for and prints it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="folder with a tokenizer and a chat template")
     parser.add_argument("--rows", type=int, default=100_000, help="synthetic chat rows; 0 leaves this part out")
@@ -65,27 +65,27 @@ def main() -> None:
         return
     result: dict[str, Any] = {"machine": machine(), "model": given.model}
     if given.rows:
-        result["tokenising"] = tokenising(given)
+        result["tokenizing"] = tokenizing(given)
     if given.padding:
         result["padding"] = padding_of_both(given)
     print(json.dumps(result, indent=2))
 
 
 def machine() -> dict[str, Any]:
-    """Where and with what this was measured."""
+    """Returns the system and the versions of the measurement."""
     names = ("mlx-lm", "transformers", "tokenizers", "datasets")
     versions = {name: version(name) for name in names if find_spec(name.replace("-", "_"))}
     return {"system": platform.platform(), "cores": os.cpu_count(), "python": platform.python_version(), **versions}
 
 
-def tokenising(given: argparse.Namespace) -> dict[str, Any]:
-    """Rows per second and peak memory of every way."""
+def tokenizing(given: argparse.Namespace) -> dict[str, Any]:
+    """Measures rows per second and peak memory of every way."""
     ways = [way for way in WAYS if way == "ours" or find_spec("datasets")]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "train.jsonl"
         write_synthetic(file, given.rows)
         results: dict[str, Any] = {"rows": given.rows, "file_mb": round(file.stat().st_size / 1e6, 1)}
-        for _ in range(RUNS):  # the ways alternate, so that a busy minute does not fall on one alone
+        for _ in range(RUNS):  # the ways alternate, so that a busy minute does not affect only one
             for way in ways:
                 run = apart(way, file, given)
                 if way not in results or run["rows_per_second"] > results[way]["rows_per_second"]:
@@ -96,7 +96,7 @@ def tokenising(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def apart(way: str, file: Path, given: argparse.Namespace) -> dict[str, Any]:
-    """One way of reading `file`, measured in a process of its own."""
+    """Measures one way of reading `file` in its own process."""
     words = [sys.executable, __file__, "--model", given.model, "--way", way, "--file", str(file)]
     with tempfile.TemporaryDirectory() as cache:
         env = {**os.environ, "HF_DATASETS_CACHE": cache}
@@ -108,7 +108,7 @@ def apart(way: str, file: Path, given: argparse.Namespace) -> dict[str, Any]:
 def measured(
     read: Callable[[argparse.Namespace], tuple[Callable[[], int], dict[str, Any]]], given: argparse.Namespace
 ) -> dict[str, Any]:
-    """Seconds and peak memory of one way; loading the tokenizer does not count."""
+    """Measures seconds and peak memory of one way, without loading the tokenizer."""
     work, extra = read(given)
     before = peak_mb()
     start, start_cpu = time.perf_counter(), time.process_time()
@@ -117,7 +117,7 @@ def measured(
     return {
         "rows_per_second": round(n_rows / seconds, 1),
         "seconds": round(seconds, 2),
-        "cpu_seconds": round(cpu_seconds, 2),  # of all threads: what a busy machine does not change
+        "cpu_seconds": round(cpu_seconds, 2),  # of all threads: does not depend on the load of the machine
         "peak_mb": round(peak_mb(), 1),
         "peak_mb_before": round(before, 1),
         **extra,
@@ -125,13 +125,13 @@ def measured(
 
 
 def peak_mb() -> float:
-    """The most memory that this process had so far; Linux counts in KiB, macOS in bytes."""
+    """The peak memory of this process so far, in MB; Linux counts in KiB, macOS in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6
 
 
 def ours(given: argparse.Namespace) -> tuple[Callable[[], int], dict[str, Any]]:
-    """`mlxdist.coordinator.data.load`."""
+    """Reads rows with `mlxdist.coordinator.data.load`."""
     from mlxdist.coordinator.config.schema import BatchConfig, DataConfig, RunConfig
     from mlxdist.coordinator.data.load import encoding_of, read_splits
     from mlxdist.coordinator.data.sources import find
@@ -150,17 +150,17 @@ def ours(given: argparse.Namespace) -> tuple[Callable[[], int], dict[str, Any]]:
 
 
 def datasets_map(given: argparse.Namespace) -> tuple[Callable[[], int], dict[str, Any]]:
-    """`datasets.map`, a row at a time, as TRL prepares conversations."""
+    """Reads rows with `datasets.map`, one row at a time, as TRL prepares conversations."""
     return with_datasets(given, batched=False)
 
 
 def datasets_map_batched(given: argparse.Namespace) -> tuple[Callable[[], int], dict[str, Any]]:
-    """`datasets.map` over batches of 1000 rows, each encoded at once."""
+    """Reads rows with `datasets.map` over batches of 1000 rows, each encoded at once."""
     return with_datasets(given, batched=True)
 
 
 def with_datasets(given: argparse.Namespace, *, batched: bool) -> tuple[Callable[[], int], dict[str, Any]]:
-    """The same rows, template and tokenizer through the library datasets."""
+    """Reads the same rows with the same template and tokenizer through the library datasets."""
     import datasets
     from transformers import AutoTokenizer
 
@@ -207,7 +207,7 @@ WAYS: dict[str, Callable[[argparse.Namespace], tuple[Callable[[], int], dict[str
 
 
 def write_synthetic(file: Path, n_rows: int) -> None:
-    """Chats of two to six turns of random words, the same ones each time."""
+    """Writes chats of two to six turns of random words, the same ones each time."""
     draw = random.Random(0)
     with file.open("w", encoding="utf-8") as out:
         for _ in range(n_rows):
@@ -222,7 +222,7 @@ def write_synthetic(file: Path, n_rows: int) -> None:
 
 
 def padding_of_both(given: argparse.Namespace) -> dict[str, Any]:
-    """The part of each trainer's places that hold no token, over one epoch with the same rows per batch."""
+    """Returns the share of padding in the batches of each trainer, over one epoch with the same rows per batch."""
     from itertools import islice
 
     from mlx_lm.tuner.datasets import CacheDataset, ChatDataset

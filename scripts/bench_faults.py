@@ -1,13 +1,14 @@
-"""What a lost node costs: seconds lost and detection times here, and what the same faults do to mlx.launch.
+"""Measures the cost of a lost node: seconds lost and detection times, and the effect of the same faults on mlx.launch.
 
     python scripts/bench_faults.py                  # about ten minutes
     python scripts/bench_faults.py --times 1 --no-peer
 
-Three local nodes train a tiny random model with KTO, with the timing that runs have by default. Each fault is done some
-times, to another node each time, when the run has been calm for some steps. Seconds lost are those of docs/decisions/
-0610: the disturbed steps beyond the pace of those around. Detection is the time from the signal to the event that says
-it. Then three ranks of `mlx_lm lora` under `mlx.launch` (the ring backend on this machine) get the same faults; they
-are watched for `--watch` seconds. Prints JSON, which docs/faults.md explains; everything that was started ends with it.
+Three local nodes train a tiny random model with KTO and the default timing. Each fault is caused a few times, on
+another node each time, after some undisturbed steps. Seconds lost are the seconds of disturbed steps beyond the pace
+of the steps around them (decision 0610 in docs/decisions/). Detection is the time from the signal to the event that
+reports it. Then three ranks of `mlx_lm lora` under `mlx.launch` (ring backend, this machine) get the same faults and
+are watched for `--watch` seconds. Prints JSON, which docs/faults.md explains. Every process that was started ends with
+the script.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # for scripts.*, however this was started
+sys.path.insert(0, str(ROOT))  # for scripts.*, from any folder
 
 from mlxdist.coordinator.report.goodput import StepTime, lost_seconds  # noqa: E402
 from scripts.bench_faults_peer import peer_faults  # noqa: E402
@@ -31,7 +32,7 @@ from scripts.local_cluster import Events, LocalCluster, interruptible, local_clu
 NODES, LEAVES = 3, 32
 CALM_STEPS = 5  # before a fault, and after the node is back
 STOPPED_SECONDS = 20.0  # until SIGCONT: longer than a node may be silent
-PATIENCE = 180.0  # seconds for whatever is waited for
+PATIENCE = 180.0  # seconds, of the longest wait
 TROUBLE = ("suspect", "dead", "left", "connecting")
 
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
@@ -46,9 +47,9 @@ FAULTS: Mapping[str, tuple[signal.Signals, tuple[str, ...]]] = {
 
 
 def main() -> None:
-    """Measure and print one JSON object."""
+    """Measures, and prints one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--times", type=int, default=3, help="how often each fault is done")
+    parser.add_argument("--times", type=int, default=3, help="how often each fault is caused")
     parser.add_argument("--watch", type=float, default=60.0, help="seconds for which mlx.launch is watched")
     parser.add_argument("--no-peer", action="store_true", help="without mlx.launch")
     given = parser.parse_args()
@@ -61,14 +62,14 @@ def main() -> None:
 
 
 def ours(folder: Path, times: int) -> dict[str, Any]:
-    """One run in which every fault is done, one after another, and the coordinator last."""
+    """Causes every fault in one run, one after another, and kills the coordinator last."""
     with local_cluster(folder, method="kto", leaves=LEAVES, timing={}) as cluster:
         for number in range(NODES):
             cluster.start_node(f"node-{number + 1}")
         run = cluster.launch("run", {"train.max_hours": 10, "train.save_every": 1})
         watch = Watch(Events(cluster.folder / "run" / "metrics.jsonl"), lambda: run.poll() is not None)
         watch.until(lambda: watch.ready(NODES), "all nodes to be ready")
-        done: list[tuple[str, float, int]] = []  # fault, seconds to its detection, the step in work
+        done: list[tuple[str, float, int]] = []  # fault, seconds to its detection, current step
         for _ in range(times):
             for index, fault in enumerate(FAULTS):
                 watch.calm_steps()
@@ -79,15 +80,15 @@ def ours(folder: Path, times: int) -> dict[str, Any]:
 
 
 class Watch:
-    """A run's events with the time at which they were told, on this process's clock."""
+    """The events of a run, with the time at which they were written on the clock of this process."""
 
     def __init__(self, events: Events, over: Callable[[], bool]) -> None:
         self.events, self._over = events, over
-        self.began = float("inf")  # of the run: the least that any event, read at once, says
+        self.began = float("inf")  # of the run: the earliest start that follows from any event, read at once
         self.states: dict[str, str] = {}
 
     def look(self) -> list[dict[str, Any]]:
-        """What is new."""
+        """Returns the new events."""
         news = self.events.news()
         for event in news:
             self.began = min(self.began, time.monotonic() - event["wall_seconds"])
@@ -96,7 +97,7 @@ class Watch:
         return news
 
     def until(self, found: Callable[[], bool], what: str) -> None:
-        """Wait for it. Raises SystemExit where it does not come."""
+        """Waits until `found` is true. Raises SystemExit when the run ends or it takes too long."""
         deadline = time.monotonic() + PATIENCE
         while True:
             self.look()
@@ -107,11 +108,11 @@ class Watch:
             time.sleep(0.01)
 
     def ready(self, nodes: int) -> bool:
-        """Whether so many nodes work."""
+        """True when so many nodes work."""
         return sum(state in ("ready", "busy") for state in self.states.values()) >= nodes
 
     def calm_steps(self) -> None:
-        """Some steps without a disturbance, with all nodes."""
+        """Waits for some undisturbed steps with all nodes."""
 
         def calm() -> bool:
             last = [event for event in self.events.told if event["event"] == "train"][-CALM_STEPS:]
@@ -122,7 +123,7 @@ class Watch:
 
 
 def hurt(cluster: LocalCluster, watch: Watch, fault: str, name: str) -> tuple[float, int]:
-    """Do it to a node in mid-step and see it back. Returns the seconds until it was told, and the step in work."""
+    """Causes a fault during a step and ends it. Returns the seconds until it was reported, and the current step."""
     number, parts = FAULTS[fault]
     chosen = [cluster.supervisor(name) if part == "supervisor" else cluster.worker(name) for part in parts]
     step, told = watch.events.steps + 1, len(watch.events.told)
@@ -133,7 +134,7 @@ def hurt(cluster: LocalCluster, watch: Watch, fault: str, name: str) -> tuple[fl
     def detection() -> dict[str, Any] | None:
         return next((event for event in watch.events.told[told:] if says(event, name)), None)
 
-    watch.until(lambda: detection() is not None, f"{name}'s loss to be told")
+    watch.until(lambda: detection() is not None, f"{name}'s loss to be reported")
     if number == STOP:
         watch.until(lambda: time.monotonic() - at >= STOPPED_SECONDS, "the time to pass")
         for process in chosen:
@@ -147,12 +148,12 @@ def hurt(cluster: LocalCluster, watch: Watch, fault: str, name: str) -> tuple[fl
 
 
 def says(event: Mapping[str, Any], name: str) -> bool:
-    """Whether an event tells of the node's loss, silence or slowness."""
+    """True when an event reports the node's loss, silence or slowness."""
     return event["event"] == "node" and event["name"] == name and (event["state"] in TROUBLE or bool(event["action"]))
 
 
 def by_fault(events: Events, done: list[tuple[str, float, int]]) -> dict[str, Any]:
-    """Medians and extremes for each fault, and the undisturbed step."""
+    """Returns medians and all values for each fault, and the time of the undisturbed step."""
     train = [event for event in events.told if event["event"] == "train"]
     steps = [
         StepTime(
@@ -186,7 +187,7 @@ def by_fault(events: Events, done: list[tuple[str, float, int]]) -> dict[str, An
 
 
 def coordinator_killed(cluster: LocalCluster, watch: Watch) -> dict[str, Any]:
-    """SIGKILL in mid-step, then --resume at once, with the same nodes."""
+    """Kills the coordinator during a step, then resumes at once with the same nodes."""
     assert cluster.coordinator is not None
     watch.look()
     before, at = watch.events.steps, time.monotonic()

@@ -1,4 +1,4 @@
-"""What a fault does to `mlx.launch` with mlx-lm's trainer: hang or not, exit status, what was saved."""
+"""Measures the effect of a fault on `mlx.launch` with mlx-lm's trainer: a hang, the exit status, the saved files."""
 
 import json
 import random
@@ -18,12 +18,12 @@ from scripts.local_cluster import free_ports, send
 
 RANKS = 3
 STEPS_BEFORE = 5  # finished before the fault
-START_SECONDS = 300.0  # for the ranks to get there
+START_SECONDS = 300.0  # for the ranks to finish them
 KILLED_RANK = 1
 
 
 def peer_faults(folder: Path, model: Path, watch_seconds: float) -> dict[str, Any]:
-    """Each fault in a run of its own, watched for so many seconds after it."""
+    """Causes each fault in its own run, which is watched for so many seconds afterwards."""
     (folder / "data").mkdir(parents=True)
     draw = random.Random(0)
     for name in ("train", "valid"):
@@ -41,13 +41,13 @@ def peer_faults(folder: Path, model: Path, watch_seconds: float) -> dict[str, An
 def one_fault(
     folder: Path, model: Path, name: str, rank: int | None, number: signal.Signals, watch_seconds: float
 ) -> dict[str, Any]:
-    """One run; `rank` None is the launcher."""
+    """Causes one fault in one run; `rank` None is the launcher."""
     print(f"mlx.launch: {name}", file=sys.stderr, flush=True)
     out = folder / name.replace(" ", "-")
     with (folder / f"{out.name}.log").open("wb") as log:
         launcher = subprocess.Popen(
             command(model, folder / "data", out),
-            stdin=subprocess.PIPE,  # with a closed one it turns in a loop
+            stdin=subprocess.PIPE,  # with a closed one it loops
             stdout=log,
             stderr=log,
             start_new_session=True,
@@ -82,7 +82,7 @@ def one_fault(
 
 
 def command(model: Path, data: Path, out: Path) -> list[str]:
-    """`mlx_lm lora` in so many ranks over the ring backend."""
+    """The command for `mlx_lm lora` in so many ranks over the ring backend."""
     launcher = Path(sys.executable).with_name("mlx.launch")
     variables = ("OPENBLAS_NUM_THREADS=1", "HF_HUB_OFFLINE=1", "MLX_DISABLE_COMPILE=1")
     return [
@@ -105,7 +105,7 @@ def ranks_of(launcher: "subprocess.Popen[bytes]") -> list[psutil.Process]:
 
 
 def running(process: psutil.Process) -> bool:
-    """Whether it is there, stopped or not."""
+    """True when the process exists, stopped or not."""
     with suppress(psutil.Error):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
@@ -117,7 +117,7 @@ def saved(out: Path) -> int:
 
 
 def starts(found: Callable[[], bool], launcher: "subprocess.Popen[bytes]") -> bool:
-    """Wait for it; whether it came."""
+    """Waits; returns true if it happened."""
     deadline = time.monotonic() + START_SECONDS
     while not found():
         if launcher.poll() is not None or time.monotonic() > deadline:

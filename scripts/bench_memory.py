@@ -54,7 +54,7 @@ def measure(method: str, path: str, length: int, free: float) -> dict[str, Any]:
     add_lora(model, rank=8)
     adapter = sum(value.size for value in _trainable(model).values())
     size = memory.LeafSize(length, length, batches=2 if method == "dpo" else 1, adapter=adapter)
-    shape = memory.shape_of(SHAPE)
+    shape = memory.model_shape(SHAPE)
     segment, chunk = 0, HEAD_CHUNK
     if path == AUTO:
         settings = memory.choose(shape, size, free)

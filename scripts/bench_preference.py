@@ -1,12 +1,12 @@
-"""Measure a DPO step against mlx-lm-lora's on this machine: time in the first and in later epochs, and peak memory.
+"""Measures a DPO step against mlx-lm-lora's on this machine: time in the first and later epochs, and peak memory.
 
     pip install "mlx-lm-lora==5.10.2"
     python -m scripts.bench_preference --model models/SmolLM2-135M-Instruct
 
-Both train LoRA on the same modules with the same pairs, one batch that is all the data, so that every step is an epoch:
-the first computes the reference, later ones have it. mlx-lm-lora keeps a second full model for it and asks it at each
-step. The two take turns, each in processes of its own, with the same threads and the same BLAS. Prints JSON. Memory is
-what MLX held at most in the process that computes; time is a whole step, for mlxdist with its wire.
+Both train LoRA on the same modules with the same pairs. One batch holds all the data, so every step is an epoch: the
+first step of mlxdist computes the reference, later ones have it. mlx-lm-lora keeps a second full model as the reference
+and runs it at each step. The two take turns, each in its own process, with the same threads and the same BLAS. Prints
+JSON. Memory is the peak of MLX in the process that computes; time is a whole step, for mlxdist including the wire.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-THREADS = "1"  # what a node of mlxdist fixes on Linux; both sides have it
+THREADS = "1"  # as in a node of mlxdist on Linux; the same for both sides
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 RANK, SCALE, BETA, RATE, MAX_LENGTH = 8, 1.0, 0.1, 5e-5, 1024
 
@@ -53,7 +53,7 @@ beta = {beta}
 
 
 def prepare(folder: Path, model: str, rows: list[str], steps: int, micro: int = 1) -> None:
-    """The data and run.toml."""
+    """Writes the data and run.toml."""
     (folder / "data").mkdir()
     (folder / "data" / "train.jsonl").write_text("\n".join(rows) + "\n")
     text = RUN_TOML.format(
@@ -72,7 +72,7 @@ def prepare(folder: Path, model: str, rows: list[str], steps: int, micro: int = 
 
 
 def measure_ours(folder: Path) -> dict[str, Any]:
-    """Seconds of every step and the largest peak in GB, from the run's own events."""
+    """Measures the seconds of every step and the largest peak in GB, from the events of a run."""
     subprocess.run(
         [sys.executable, "-m", "mlxdist", "launch", "run.toml"],
         cwd=folder,
@@ -90,14 +90,14 @@ def measure_ours(folder: Path) -> dict[str, Any]:
 
 
 def measure_theirs(folder: Path) -> dict[str, Any]:
-    """The same of mlx-lm-lora, in a process of its own."""
+    """Measures the same for mlx-lm-lora, in its own process."""
     command = [sys.executable, "-m", "scripts.bench_preference", "--theirs", str(folder)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=_environment())
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def train_theirs(folder: Path) -> dict[str, Any]:
-    """mlx-lm-lora's `train_dpo` over the pairs of the run in `folder`, tokenised as mlxdist tokenises them."""
+    """Runs mlx-lm-lora's `train_dpo` over the pairs of the run in `folder`, with the tokens that mlxdist uses."""
     from mlxdist.node.work.blas import use_openblas
 
     use_openblas()
@@ -107,11 +107,11 @@ def train_theirs(folder: Path) -> dict[str, Any]:
     from mlx_lm.tuner.utils import linear_to_lora_layers
     from mlx_lm_lora.trainer.dpo_trainer import DPOTrainingArgs, train_dpo
 
-    from mlxdist.coordinator.config.load import load as load_config
+    from mlxdist.coordinator.config.load import load_config
     from mlxdist.coordinator.data.load import read
 
     if platform.system() != "Darwin":
-        mx.set_wired_limit = lambda _: 0  # asks the GPU for its working set, which a CPU has not
+        mx.set_wired_limit = lambda _: 0  # asks for the working set of a GPU, which a CPU does not have
         info = {**mx.device_info(), "max_recommended_working_set_size": 0}
         mx.device_info = lambda *_: info
     config = load_config(folder / "run.toml")
@@ -131,7 +131,7 @@ def train_theirs(folder: Path) -> dict[str, Any]:
             seen["losses"].append(info["train_loss"])
 
         def on_val_loss_report(self, info: Mapping[str, float]) -> None:
-            """No validation here."""
+            """Does nothing: there is no validation."""
 
     arguments = DPOTrainingArgs(
         batch_size=len(pairs),
@@ -154,7 +154,7 @@ def train_theirs(folder: Path) -> dict[str, Any]:
 
 
 def _as_theirs(chosen: Any, rejected: Any) -> dict[str, Any]:
-    """A pair of rows (ids [T], targets [T]) under the keys that mlx-lm-lora reads."""
+    """Returns a pair of rows (ids [T], targets [T]) under the keys that mlx-lm-lora reads."""
     pair: dict[str, Any] = {}
     for name, row in (("chosen", chosen), ("rejected", rejected)):
         pair[name] = row.ids.tolist()
@@ -168,9 +168,9 @@ def _environment() -> dict[str, str]:
 
 
 def summary(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Medians over the rounds; a round's later steps count by their median, theirs without the step that compiles.
+    """Returns medians over the rounds. Later steps of a round count by their median, theirs without compilation.
 
-    The ratio of the fastest steps of all rounds stands beside it: on a machine that others use it is the steadier one.
+    The ratio of the fastest steps of all rounds is there too: it is steadier on a machine with other work.
     """
 
     def later(round_: dict[str, Any]) -> float:
@@ -183,8 +183,8 @@ def summary(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[st
     memory = [left["peak_gb"] / right["peak_gb"] for left, right in zip(ours, theirs, strict=True)]
     return {
         "mlxdist": {
-            "first_pass_seconds": statistics.median(round_["seconds"][0] for round_ in ours),
-            "later_pass_seconds": statistics.median(map(later, ours)),
+            "first_epoch_seconds": statistics.median(round_["seconds"][0] for round_ in ours),
+            "later_epoch_seconds": statistics.median(map(later, ours)),
             "fastest_later_step_seconds": fastest(ours),
             "peak_gb": statistics.median(round_["peak_gb"] for round_ in ours),
         },
@@ -193,7 +193,7 @@ def summary(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[st
             "fastest_step_seconds": fastest(theirs),
             "peak_gb": statistics.median(round_["peak_gb"] for round_ in theirs),
         },
-        "times_faster_from_the_second_pass": statistics.median(ratios),
+        "times_faster_from_the_second_epoch": statistics.median(ratios),
         "times_faster_by_round": ratios,
         "times_faster_by_the_fastest_steps": fastest(theirs) / fastest(ours),
         "peak_memory_ratio": statistics.median(memory),
@@ -201,7 +201,7 @@ def summary(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[st
 
 
 def main() -> None:
-    """Take turns and print one JSON object."""
+    """Measures both in turns, and prints one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", help="folder or hub id, as for mlx_lm.load")
     parser.add_argument("--data", type=Path, default=Path("examples/dpo/train.jsonl"), help="pairs as JSON lines")

@@ -1,14 +1,14 @@
-"""Measure a training step on this machine: against mlx-lm's own trainer, and against the same step without a wire.
+"""Measures a training step on this machine: against mlx-lm's own trainer, and against the same step without a wire.
 
     python scripts/demo_model.py models/SmolLM2-135M-Instruct
     python scripts/bench_step.py --model models/SmolLM2-135M-Instruct
-    python scripts/bench_step.py --tiny        # a tiny random model: shows that it works, its figures say nothing
+    python scripts/bench_step.py --tiny        # a tiny random model: only tests the script
 
-Both trainers get the same rows with the prompts masked, the same LoRA layers, one thread and the same BLAS. Each makes
-passes over all rows in its own order and batches, and they take turns: one step of ours, on a real node over the wire,
-one of `mlx_lm.tuner.train`. A pair is one epoch of each; the first, in which mlx-lm compiles, does not count. Then one
-step of about a second is computed by the node and in this process alone, in turns again. Prints JSON, which
-docs/benchmarks.md explains.
+Both trainers get the same rows with masked prompts, the same LoRA layers, one thread and the same BLAS. Each trains
+epochs over all rows in its own order and batches, and they take turns: one step of mlxdist, on a real node over the
+wire, one step of `mlx_lm.tuner.train`. A pair is one epoch of each; the first epoch, in which mlx-lm compiles, does
+not count. Then one step of about a second is computed in turns by the node and in this process alone. Prints JSON,
+which docs/benchmarks.md explains.
 """
 
 import argparse
@@ -26,8 +26,8 @@ from pathlib import Path
 from mlxdist.node.work.blas import use_openblas
 
 ROOT = Path(__file__).resolve().parent.parent
-THREADS = "1"  # what a node fixes on Linux
-EXAMPLE_TURNS = 4  # the example's rows are short and of one length: conversations of them are mixed
+THREADS = "1"  # as in a node on Linux
+EXAMPLE_TURNS = 4  # the rows of the example are short and of equal length; joined into conversations, lengths are mixed
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}<eos>{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
@@ -46,7 +46,7 @@ rank_scaling = "constant"
 
 
 def main() -> None:
-    """Measure and print one JSON object."""
+    """Measures, and prints one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", default=str(ROOT / "models/SmolLM2-135M-Instruct"), help="a model folder")
     parser.add_argument("--data", type=Path, help="rows of messages as JSON lines; by default the example's")
@@ -54,7 +54,7 @@ def main() -> None:
         "--turns", type=int, help="join 1 to so many rows to one conversation; by default 1, the example's 4"
     )
     parser.add_argument("--steps", type=int, default=3, help="steps in an epoch over the rows")
-    parser.add_argument("--pairs", type=int, default=3, help="passes of each side that count")
+    parser.add_argument("--pairs", type=int, default=3, help="epochs of each side that count")
     parser.add_argument("--batch", type=int, default=4, help="rows in a step")
     parser.add_argument("--micro", type=int, default=1, help="rows in a leaf of ours; mlx-lm takes the batch whole")
     parser.add_argument("--max-length", type=int, default=1024)
@@ -66,10 +66,10 @@ def main() -> None:
     data = given.data or ROOT / "examples/sft/train.jsonl"
     lines = rows_from(data / "train.jsonl" if data.is_dir() else data, given.steps * given.batch, turns)
 
-    # Read when OpenBLAS is loaded, which must be before mlx is imported.
+    # OpenBLAS reads this when it is loaded, which must be before mlx is imported.
     os.environ.update(OPENBLAS_NUM_THREADS=THREADS, OMP_NUM_THREADS=THREADS, MLX_ENABLE_TF32="0", HF_HUB_OFFLINE="1")
     openblas = use_openblas()
-    sys.path.insert(0, str(ROOT))  # for scripts.*, however this one was started
+    sys.path.insert(0, str(ROOT))  # for scripts.*, from any folder
     from scripts.bench_step_measure import measure
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -92,7 +92,7 @@ def main() -> None:
 
 
 def rows_from(path: Path, count: int, turns: int) -> list[str]:
-    """The first rows of a file, each a conversation of 1 to `turns` of its lines. Exits when it has too few."""
+    """Reads the first rows of a file, each a conversation of 1 to `turns` lines. Raises SystemExit for too few."""
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     draw = random.Random(0)
     sizes = [draw.randint(1, turns) for _ in range(count)]
@@ -103,14 +103,14 @@ def rows_from(path: Path, count: int, turns: int) -> list[str]:
 
 
 def joined(lines: Sequence[str]) -> str:
-    """One row of all the messages; a single line stays as it is."""
+    """Joins the messages of lines into one row; a single line stays as it is."""
     if len(lines) == 1:
         return lines[0]
     return json.dumps({"messages": [message for line in lines for message in json.loads(line)["messages"]]})
 
 
 def tiny_model(folder: Path) -> Path:
-    """A random llama with one token for each character, and a chat template."""
+    """Writes a random llama with one token for each character, and a chat template."""
     from scripts.toy_preferences import write_model
 
     write_model(folder)

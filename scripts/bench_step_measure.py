@@ -1,4 +1,4 @@
-"""The measurement of scripts/bench_step.py: turns, passes, counting, and what comes out of it as one dictionary."""
+"""The measurement of scripts/bench_step.py: turns, epochs, counts, and the results as one dictionary."""
 
 import statistics
 import time
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from mlxdist.coordinator.batch.batch_order import Step
 from mlxdist.coordinator.batch.batch_order import steps as order_steps
-from mlxdist.coordinator.config.load import load as load_config
+from mlxdist.coordinator.config.load import load_config
 from mlxdist.coordinator.config.run_spec import run_spec
 from mlxdist.coordinator.data.load import read
 from mlxdist.coordinator.training import initial_adapter as adapters
@@ -37,8 +37,8 @@ from scripts.bench_step_sides import (
 )
 
 GEMM_SIZE = 1024
-WIRE_STEP_SECONDS = 1.0  # of the step that is computed with and without the wire, about
-WIRE_TIMES = 8  # pairs of it for one pair of passes
+WIRE_STEP_SECONDS = 1.0  # about, of the step that is computed with and without the wire
+WIRE_TIMES = 8  # pairs of this step for each pair of epochs
 FORMULA = (
     "sum over rows of t (4 P + 6 A) + 12 t^2 D L, plus 4 s V D: t tokens into the layers, P their matrix parameters, "
     "A LoRA parameters, D hidden size, L layers, s positions in the head, V vocabulary; frozen matrices cost 2 forward "
@@ -47,7 +47,7 @@ FORMULA = (
 
 
 def gemm_gflops(repeat: int = 5) -> float:
-    """The best float32 matrix product of this moment, in 10^9 operations a second."""
+    """Measures the best speed of a float32 matrix product now, in 10^9 operations per second."""
     a, b = (mx.random.normal((GEMM_SIZE, GEMM_SIZE), key=mx.random.key(seed)) for seed in (1, 2))
     mx.eval(a, b, a @ b)
     seconds = []
@@ -59,7 +59,7 @@ def gemm_gflops(repeat: int = 5) -> float:
 
 
 def flops_of(loaded: models.LoadedModel) -> Callable[[Sequence[int], int], float]:
-    """FORMULA for this model, a function of the tokens of each row and the positions in the head."""
+    """Returns FORMULA for this model, as a function of the tokens of each row and the positions in the head."""
     layers = [layer for layer in loaded.model.layers if layer is not None]
     matrices = 0
     for layer in layers:
@@ -77,34 +77,34 @@ def flops_of(loaded: models.LoadedModel) -> Callable[[Sequence[int], int], float
 
 
 def pairs_of(values: Sequence[float], steps: int) -> list[float]:
-    """Sums over each epoch but the first."""
+    """Returns the sum over each epoch except the first."""
     return [sum(values[start : start + steps]) for start in range(steps, len(values), steps)]
 
 
 @dataclass(frozen=True)
 class Side:
-    """What one trainer did: seconds of the passes that count, and the last pass's targets, operations and mean loss."""
+    """The results of one trainer: seconds of the counted epochs; targets, operations, mean loss of the last."""
 
-    passes: list[float]
+    epochs: list[float]
     targets: int
     computed: float
     loss: float
 
     def figures(self, steps: int, needed: float, peak: float) -> dict[str, float]:
-        """By the median pass; `needed` are the operations of an epoch without padding or unused logits."""
-        seconds = statistics.median(self.passes)
+        """Returns figures for the median epoch; `needed` counts operations without padding and unused logits."""
+        seconds = statistics.median(self.epochs)
         return {
             "supervised_tokens_per_second": self.targets / seconds,
             "step_seconds": seconds / steps,
             "needed_share_of_gemm_peak": needed / seconds / peak / 1e9,
             "computed_share_of_gemm_peak": self.computed / seconds / peak / 1e9,
-            "targets_per_pass": self.targets,
-            "loss_in_the_last_pass": self.loss,
+            "targets_per_epoch": self.targets,
+            "loss_in_the_last_epoch": self.loss,
         }
 
 
 def measure(folder: Path, lines: Sequence[str], steps: int, pairs: int) -> dict[str, Any]:
-    """Everything, in one run; `folder` holds run.toml and the rows, `steps` make an epoch."""
+    """Measures everything in one run; `folder` has run.toml and the rows, `steps` make an epoch."""
     config = load_config(folder / "run.toml")
     dataset = read(config, progress=lambda what, share: None).train
     rows = [dataset.rows(index)[0] for index in range(len(dataset))]
@@ -122,7 +122,7 @@ def measure(folder: Path, lines: Sequence[str], steps: int, pairs: int) -> dict[
 
         def turn() -> None:
             if len(seconds) % steps == 0:
-                say(f"pass {len(seconds) // steps} of {pairs}" + ("" if seconds else ", to warm up"))
+                say(f"epoch {len(seconds) // steps} of {pairs}" + ("" if seconds else ", to warm up"))
                 peaks.append(gemm_gflops())
             took, loss, *after = ours.compute(next(upcoming), wire)
             ours.advance(*after)
@@ -131,7 +131,7 @@ def measure(folder: Path, lines: Sequence[str], steps: int, pairs: int) -> dict[
 
         theirs = train_theirs(loaded.model, data, config, steps * (pairs + 1), folder, turn)
         say("the same step over the wire and in one process")
-        last_pass = list(islice(upcoming, steps))
+        last_epoch = list(islice(upcoming, steps))
         pace = statistics.median(pairs_of(seconds, steps)) / int(dataset.lengths.sum())
         short = short_step(dataset.lengths, WIRE_STEP_SECONDS / pace)
         alone = in_one_process(Computer(loaded, run_spec(config)))
@@ -140,13 +140,13 @@ def measure(folder: Path, lines: Sequence[str], steps: int, pairs: int) -> dict[
 
     targets = sum(int(row.targets.sum()) for row in rows)
     flops = flops_of(loaded)
-    leaves = [leaf for step in last_pass for leaf in ours.leaves(step)]
+    leaves = [leaf for step in last_epoch for leaf in ours.leaves(step)]
     widths = [leaf.widths[0] - 1 for leaf in leaves for _ in leaf.rows]
     mine = Side(pairs_of(seconds, steps), targets_of(leaves), flops(widths, targets), sum(losses[-steps:]) / targets)
     its = side_of(theirs, steps, flops)
     if not its.targets == mine.targets == targets:
         raise SystemExit(f"of {targets} targets, mlxdist trained {mine.targets} in an epoch and mlx-lm {its.targets}")
-    ratios = [right / left for left, right in zip(mine.passes, its.passes, strict=True)]
+    ratios = [right / left for left, right in zip(mine.epochs, its.epochs, strict=True)]
     lengths = [len(row.ids) for row in rows]
     needed, peak = flops([length - 1 for length in lengths], targets), max(peaks)
     return {
@@ -164,7 +164,7 @@ def measure(folder: Path, lines: Sequence[str], steps: int, pairs: int) -> dict[
 
 
 def side_of(theirs: Theirs, steps: int, flops: Callable[[Sequence[int], int], float]) -> Side:
-    """mlx-lm's side. It trains one pad of every padded row too, which is not counted."""
+    """Returns the results of mlx-lm. It also trains one padding token of every padded row, which is not counted."""
     last = slice(-steps, None)
     counted = theirs.targets[last]
     loss = sum(mean * count for mean, count in zip(theirs.losses[last], counted, strict=True)) / sum(counted)
@@ -175,14 +175,14 @@ def side_of(theirs: Theirs, steps: int, flops: Callable[[Sequence[int], int], fl
 
 
 def short_step(lengths: npt.NDArray[np.int32], tokens: float) -> Step:
-    """A step of the shortest rows, as many as have so many tokens together, one row at least."""
+    """Returns a step of the shortest rows that have so many tokens together, at least one row."""
     order = np.argsort(lengths, kind="stable")
     count = int(np.searchsorted(np.cumsum(lengths[order]), tokens)) + 1
     return Step(0, (tuple(order[:count].tolist()),))
 
 
 def measure_wire(ours: Training, step: Step, times: int, wire: Gradient, alone: Gradient) -> dict[str, Any]:
-    """One step's rows with and without a wire, in turns, each from the same adapter and moments; who begins changes."""
+    """Measures one step with and without a wire, from the same adapter and moments; the two go first in turn."""
     seconds: dict[Gradient, list[float]] = {wire: [], alone: []}
     same = True
     for turn in range(-1, times):  # the first does not count

@@ -1,6 +1,6 @@
-"""The two sides of scripts/bench_step.py: our step, over the wire or in one process, and mlx-lm's.
+"""The two sides of scripts/bench_step.py: the step of mlxdist, over the wire or in one process, and that of mlx-lm.
 
-Imports mlx, so OpenBLAS and the environment must be there before.
+This module imports mlx, so OpenBLAS and the environment must be set before.
 """
 
 import json
@@ -45,18 +45,18 @@ Gradient = Callable[[tuple[Leaf, ...], int, Vector], tuple[Vector, float]]  # le
 
 
 def say(sentence: str) -> None:
-    """Progress goes to stderr: stdout is for the JSON."""
+    """Prints progress on stderr, because stdout is for the JSON."""
     print(f"[{time.strftime('%H:%M:%S')}] {sentence}", file=sys.stderr, flush=True)
 
 
 def targets_of(leaves: Sequence[Leaf]) -> int:
-    """The supervised tokens of leaves."""
+    """Counts the supervised tokens of leaves."""
     return sum(int(row.targets.sum()) for leaf in leaves for row in leaf.rows)
 
 
 @dataclass
 class Training:
-    """Our training between two steps: what the loop of a run keeps."""
+    """The state of our training between two steps, as the loop of a run keeps it."""
 
     config: RunConfig
     rows: Rows
@@ -65,7 +65,7 @@ class Training:
     version: int = 0
 
     def compute(self, step: Step, gradient: Gradient) -> tuple[float, float, Vector, Moments]:
-        """Seconds, summed loss, and what the step would change: the adapter and the moments."""
+        """Computes a step. Returns seconds, summed loss, and the new adapter and moments, which are not taken yet."""
         train = self.config.train
         began = time.perf_counter()
         leaves = self.leaves(step)
@@ -87,12 +87,12 @@ class Training:
         return cut(step, self.rows, self.config.batch.micro_size, self.config.batch.max_length, "sft")
 
     def advance(self, adapter: Vector, moments: Moments) -> None:
-        """Take the step."""
+        """Takes the step."""
         self.adapter, self.moments, self.version = adapter, moments, self.version + 1
 
 
 def over_the_wire(fleet: Fleet) -> Gradient:
-    """The adapter goes out, the leaves go out, the sum comes back."""
+    """Makes a gradient that sends adapter and leaves to a node and receives the sum."""
 
     def gradient(leaves: tuple[Leaf, ...], version: int, adapter: Vector) -> tuple[Vector, float]:
         fleet.send_adapter(version, adapter)
@@ -103,7 +103,7 @@ def over_the_wire(fleet: Fleet) -> Gradient:
 
 
 def in_one_process(computer: Computer) -> Gradient:
-    """The same leaves, one after the other, added up in the same tree."""
+    """Makes a gradient that computes the leaves here, one after the other, and adds them in the same tree."""
 
     def gradient(leaves: tuple[Leaf, ...], version: int, adapter: Vector) -> tuple[Vector, float]:
         computer.use(adapter)
@@ -122,7 +122,7 @@ def in_one_process(computer: Computer) -> Gradient:
 
 @contextmanager
 def one_node(config: RunConfig, logs: Path) -> Iterator[Fleet]:
-    """A fleet of one local node in processes of its own, as `mlxdist launch` starts it."""
+    """A fleet of one local node in its own processes, as `mlxdist launch` starts it."""
     hub = RouterHub("127.0.0.1", 0)
     rules = Rules(
         run="bench",
@@ -147,28 +147,28 @@ def one_node(config: RunConfig, logs: Path) -> Iterator[Fleet]:
 
 @dataclass
 class Theirs:
-    """What mlx-lm reports of its steps, and the shapes of its batches."""
+    """The reports of mlx-lm about its steps, and the shapes of its batches."""
 
     seconds: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)  # means over a batch, weighted by `targets`
-    targets: list[int] = field(default_factory=list)  # as mlx-lm counts them: one pad more for every padded row
+    targets: list[int] = field(default_factory=list)  # as mlx-lm counts them: one more for every padded row
     pads: list[int] = field(default_factory=list)
     shapes: list[tuple[int, int]] = field(default_factory=list)
 
     def on_train_loss_report(self, info: Mapping[str, float]) -> None:
-        """One step is done."""
+        """Notes a finished step."""
         self.seconds.append(1 / info["iterations_per_second"])
         self.losses.append(info["train_loss"])
         self.targets.append(round(info["tokens_per_second"] / info["iterations_per_second"]))
 
     def on_val_loss_report(self, info: Mapping[str, float]) -> None:
-        """No validation here."""
+        """Does nothing: there is no validation."""
 
 
 def train_theirs(
     model: nn.Module, data: Any, config: RunConfig, steps: int, folder: Path, turn: Callable[[], None]
 ) -> Theirs:
-    """`mlx_lm.tuner.train` for so many steps; `turn` is called before each of them, outside of its clock."""
+    """Runs `mlx_lm.tuner.train` for so many steps; calls `turn` before each of them, outside of the measured time."""
     from mlx_lm.tuner.trainer import train
 
     seen = Theirs()
@@ -197,7 +197,7 @@ def train_theirs(
 
 
 def their_data(config: RunConfig, lines: Sequence[str], rows: Sequence[Row]) -> Any:
-    """The lines as mlx-lm's data set with masked prompts. Exits when it would train other tokens than ours."""
+    """Returns the lines as mlx-lm's data set with masked prompts. Raises SystemExit if it would train other tokens."""
     tokenizer = load_tokenizer(Path(config.model))
     data = CacheDataset(
         create_dataset([json.loads(line) for line in lines], tokenizer, SimpleNamespace(mask_prompt=True))

@@ -1,11 +1,12 @@
-"""Train many steps of a tiny model and see whether any process grows: the coordinator, supervisors, workers.
+"""Trains many steps of a tiny model and checks that no process grows: coordinator, supervisors, workers.
 
     python scripts/check_memory_flat.py                  # 2,000 steps on two nodes, some minutes
     python scripts/check_memory_flat.py --steps 300
 
-Every process's resident memory is read while the run goes on. The first tenth does not count: caches fill, and mlx
-keeps what it has once used. Growth is the mean of the last tenth over the mean of the second. Rows of many lengths, a
-window's leaves on both nodes. Prints JSON; ends with 1 where a process grew by 1 % or more.
+The script reads the resident memory of every process during the run. The first tenth does not count, because caches
+fill and mlx keeps memory that it has used once. Growth is the mean of the last tenth relative to the mean of the second
+tenth. The rows have many lengths, and both nodes compute leaves of each window. Prints JSON; the exit status is 1 if a
+process grew by 1 % or more.
 """
 
 import argparse
@@ -44,14 +45,14 @@ segment_size = {segment_size}
 
 
 def main() -> None:
-    """Run, print, judge."""
+    """Runs the check and prints the result."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--method", choices=("sft", "dpo", "kto"), default="sft")
     parser.add_argument("--segment-size", type=int, default=1)
     given = parser.parse_args()
-    sys.path.insert(0, str(ROOT))  # for scripts.*, however this was started
+    sys.path.insert(0, str(ROOT))  # for scripts.*, from any folder
     from scripts.toy_preferences import write_model
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -71,7 +72,7 @@ def main() -> None:
 
 
 def rows(method: str) -> list[dict[str, Any]]:
-    """Sixty rows of 4 to 100 letters, each a token of the tiny model."""
+    """Makes sixty rows of 4 to 100 letters, each a token of the tiny model."""
     draw = random.Random(0)
 
     def letters(count: int) -> str:
@@ -90,7 +91,7 @@ def rows(method: str) -> list[dict[str, Any]]:
 
 
 def watch(run: "subprocess.Popen[bytes]", metrics: Path) -> dict[str, list[tuple[int, int]]]:
-    """(step, resident bytes) by process, until the run ends."""
+    """Collects (step, resident bytes) by process, until the run ends."""
     samples: dict[str, list[tuple[int, int]]] = defaultdict(list)
     seen, step = 0, 0
     while run.poll() is None:
@@ -117,7 +118,7 @@ def watch(run: "subprocess.Popen[bytes]", metrics: Path) -> dict[str, list[tuple
 
 
 def name_of(process: psutil.Process) -> str:
-    """'worker 123', 'supervisor 122', 'coordinator 120'."""
+    """Returns a name such as 'worker 123', 'supervisor 122' or 'coordinator 120'."""
     words = process.cmdline()
     kinds = {"worker": "mlxdist.node.worker", "supervisor": "node", "coordinator": "launch"}
     kind = next((kind for kind, word in kinds.items() if word in words), "other")
@@ -125,7 +126,7 @@ def name_of(process: psutil.Process) -> str:
 
 
 def judge(samples: dict[str, list[tuple[int, int]]]) -> dict[str, Any]:
-    """Per process the mean megabytes early and late, and the growth."""
+    """Returns, for each process, the mean megabytes early and late, and the growth."""
     last = max(step for each in samples.values() for step, _ in each)
     found: dict[str, Any] = {}
     for name, each in samples.items():

@@ -54,7 +54,7 @@ def measure(architecture: str) -> dict[str, Any]:
     use_openblas()
     import mlx.core as mx
 
-    from mlxdist.coordinator.memory.prediction import LeafSize, peak, shape_of
+    from mlxdist.coordinator.memory.prediction import LeafSize, model_shape, peak
     from mlxdist.node.backward.backward import GradientPath, gradient
     from mlxdist.node.backward.choose_path import choose_path
     from mlxdist.node.backward.parameters import trainable
@@ -63,7 +63,7 @@ def measure(architecture: str) -> dict[str, Any]:
 
     values = wider(tiny_config(architecture))
     config = {**known(architecture, values), "dtype": "float32"}
-    shape = shape_of(config)
+    shape = model_shape(config)
     model = model_of(architecture, values)
     add_lora(model, rank=RANK)
     adapter = sum(value.size for value in trainable(model).values())

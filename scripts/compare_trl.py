@@ -1,11 +1,12 @@
-"""Train the same adapter with mlxdist and with TRL, step by step, and print how far they are apart.
+"""Trains the same adapter with mlxdist and with TRL, and prints the difference of the losses step by step.
 
     python -m venv trl && trl/bin/pip install "trl==0.23.1" "transformers<5" peft torch
     python -m scripts.compare_trl --trl-python trl/bin/python
 
-The same tiny llama in float32, LoRA on the same modules from the same adapter, the same rows in the same order, AdamW
-with bias correction, cosine to 0, 100 steps of DPO and of KTO. The losses must agree to 1e-3 relative at every step;
-TRL with a mask that is off by one must not. TRL needs transformers 4, mlx-lm transformers 5: hence two interpreters.
+Both train the same tiny llama in float32, with LoRA on the same modules from the same adapter, the same rows in the
+same order, AdamW with bias correction, cosine to 0, for 100 steps of DPO and of KTO. The losses must agree to 1e-3
+relative at every step; TRL with a mask that is off by one must not. TRL needs transformers 4 and mlx-lm needs
+transformers 5, so there are two interpreters.
 """
 
 import argparse
@@ -61,7 +62,7 @@ beta = {beta}
 
 
 def prepare(folder: Path, method: str, steps: int) -> None:
-    """Model, data, first adapter and run.toml."""
+    """Writes model, data, first adapter and run.toml."""
     write_model(folder / "model")
     write_adapter(folder / "adapter")
     write_rows(folder / "data", method, ROWS)
@@ -71,7 +72,7 @@ def prepare(folder: Path, method: str, steps: int) -> None:
 
 
 def train_here(folder: Path, nodes: int) -> Steps:
-    """Every step's metrics of `mlxdist launch`."""
+    """Runs `mlxdist launch` and returns the metrics of every step."""
     command = [sys.executable, "-m", "mlxdist", "launch", "run.toml", "--nodes", str(nodes)]
     subprocess.run(command, cwd=folder, check=True, stdout=sys.stderr)
     events = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -79,7 +80,7 @@ def train_here(folder: Path, nodes: int) -> Steps:
 
 
 def train_there(folder: Path, method: str, steps: int, trl_python: str, *, plant_mask: bool) -> dict[str, Any]:
-    """TRL's versions and every step's metrics, over the rows in the order in which mlxdist takes them."""
+    """Runs TRL over the rows in the order of mlxdist; returns its versions and the metrics of every step."""
     rows = [json.loads(line) for line in (folder / "data" / "train.jsonl").read_text().splitlines()]
     batch = BatchConfig(size=BATCH, order="shuffled")
     picks = [row for step in islice(order_steps([0] * ROWS, batch, method), steps) for row in step.windows[0]]
@@ -110,14 +111,14 @@ def train_there(folder: Path, method: str, steps: int, trl_python: str, *, plant
 
 
 def apart(ours: Steps, theirs: Steps) -> list[float]:
-    """The relative difference of the losses at every step."""
+    """Returns the relative difference of the losses at every step."""
     if len(ours) != len(theirs):
         raise SystemExit(f"mlxdist took {len(ours)} steps and TRL {len(theirs)}")
     return [abs(left["loss"] - right["loss"]) / abs(right["loss"]) for left, right in zip(ours, theirs, strict=True)]
 
 
 def largest_gaps(ours: Steps, theirs: Steps) -> dict[str, float]:
-    """Every other metric that both report: the largest difference over all steps, relative to its size or to 1."""
+    """Returns, for each other common metric, the largest difference over all steps, relative to its size or to 1."""
     gaps: dict[str, float] = {}
     for left, right in zip(ours, theirs, strict=True):
         for name in sorted(left.keys() & right.keys() - {"loss", "learning_rate", "step"}):
@@ -127,7 +128,7 @@ def largest_gaps(ours: Steps, theirs: Steps) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print the table; exit 1 when a loss is off, or when the planted bug is not seen."""
+    """Prints the table; the exit status is 1 when a loss differs or the planted bug is not detected."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--trl-python", required=True, help="interpreter with trl, torch, peft and transformers 4")
     parser.add_argument("--steps", type=int, default=100)

@@ -2,8 +2,8 @@
 
     python scripts/compare_trl_side.py job.json
 
-The job names the model, the adapter, the rows in training order and the settings; the answer, a list with every step's
-metrics, is written where it says. One process on the CPU, float32, rows in the order given, batch = global batch.
+The job names the model, the adapter, the rows in training order, the settings, and the file for the answer, a list with
+the metrics of every step. TRL runs in one process on the CPU, in float32, with the global batch as its batch.
 """
 
 import json
@@ -25,7 +25,7 @@ IGNORED = -100
 
 
 def load_model(job: Job) -> torch.nn.Module:
-    """The base model with the first adapter on the same modules, its tensors taken from mlx-lm's file."""
+    """Loads the base model with the first adapter on the same modules, from mlx-lm's file of tensors."""
     base = AutoModelForCausalLM.from_pretrained(job["model"], torch_dtype=torch.float32, attn_implementation="eager")
     saved = json.loads((Path(job["adapter"]) / "adapter_config.json").read_text())["lora_parameters"]
     modules = sorted({key.split(".")[-1] for key in saved["keys"]})
@@ -43,9 +43,9 @@ def load_model(job: Job) -> torch.nn.Module:
 
 
 def plant_mask(rows: Dataset, method: str) -> Dataset:
-    """The bug that the comparison must see: the mask one token early, over the prompt's last and not the row's last.
+    """Plants the bug that the comparison must detect: a mask that is one token early at both ends.
 
-    The prompt's last token alone would not show in DPO: both branches have it, and it cancels.
+    The last token of the prompt alone would not show in DPO: both branches have it, and it cancels.
     """
 
     def dpo(row: dict[str, Any]) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def plant_mask(rows: Dataset, method: str) -> Dataset:
 
 
 def train(job: Job) -> list[dict[str, float]]:
-    """Every step's loss, unrounded, and its metrics under TRL's names."""
+    """Trains, and returns the unrounded loss and the metrics of every step under TRL's names."""
     method, settings = job["method"], job["settings"]
     trainer_class, config_class = {"dpo": (DPOTrainer, DPOConfig), "kto": (KTOTrainer, KTOConfig)}[method]
 
@@ -122,7 +122,7 @@ def train(job: Job) -> list[dict[str, float]]:
 
 
 def main() -> None:
-    """Read the job, train, write the answer."""
+    """Reads the job, trains, and writes the answer."""
     job = json.loads(Path(sys.argv[1]).read_text())
     torch.set_num_threads(1)
     versions = {name: version(name) for name in ("trl", "torch", "transformers", "peft")}

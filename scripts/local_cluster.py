@@ -1,6 +1,6 @@
-"""A run on this machine that a script may hurt: nodes started by hand, a coordinator of its own, a tiny random model.
+"""A run on this machine that a script may disturb: nodes started by hand, a coordinator, a tiny random model.
 
-Whatever was started is remembered, stopped processes and workers without a supervisor too, and ends with the block.
+Every process that was started ends with the block, including stopped processes and workers without a supervisor.
 """
 
 import hashlib
@@ -48,21 +48,21 @@ WORKER = "mlxdist.node.worker"
 
 @dataclass
 class LocalCluster:
-    """Nodes by name, and one coordinator after another at the same port. Seconds."""
+    """Nodes by name, and one coordinator after another at the same port. Times are in seconds."""
 
     folder: Path
     port: int
     nodes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
     coordinator: "subprocess.Popen[bytes] | None" = None
-    seen: dict[int, psutil.Process] = field(default_factory=dict)  # everything ever started, by pid
+    seen: dict[int, psutil.Process] = field(default_factory=dict)  # every process that was started, by pid
 
     def start_node(self, name: str) -> None:
-        """A node, as a person would start it by hand; it leaves when no coordinator is heard for two minutes."""
+        """Starts a node as a person would by hand; it leaves after two minutes without a coordinator."""
         command = ["node", "--connect", f"127.0.0.1:{self.port}", "--name", name, "--wait", "2m"]
         self.nodes[name] = self._start(command, f"{name}.log")
 
     def launch(self, output: str, settings: Mapping[str, object], *, resume: bool = False) -> "subprocess.Popen[bytes]":
-        """A coordinator that trains into `folder`/`output`."""
+        """Starts a coordinator that trains into `folder`/`output`."""
         pairs = {"output": json.dumps(output), **settings}
         changes = [word for key, value in pairs.items() for word in ("--set", f"{key}={value}")]
         changes += ["--resume"] if resume else []
@@ -77,22 +77,22 @@ class LocalCluster:
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,
-                start_new_session=True,  # Ctrl-C is for the script alone, which ends them
+                start_new_session=True,  # Ctrl-C reaches only the script, which ends them
                 env={**os.environ, "HF_HUB_OFFLINE": "1"},
             )
         self.seen[process.pid] = psutil.Process(process.pid)
         return process
 
     def alive(self) -> list[str]:
-        """The nodes whose supervisor runs, by name."""
+        """The names of the nodes whose supervisor runs."""
         return sorted(name for name, process in self.nodes.items() if process.poll() is None)
 
     def supervisor(self, name: str) -> psutil.Process:
-        """A node's supervisor."""
+        """The supervisor of a node."""
         return psutil.Process(self.nodes[name].pid)
 
     def worker(self, name: str) -> psutil.Process | None:
-        """A node's worker; None while it has none."""
+        """The worker of a node; None while it has none."""
         with suppress(psutil.Error):
             for child in self.supervisor(name).children():
                 with suppress(psutil.Error):
@@ -102,7 +102,7 @@ class LocalCluster:
         return None
 
     def end(self) -> None:
-        """End everything that was ever started here and still runs."""
+        """Ends every process that was started here and still runs."""
         for name in self.alive():
             self.worker(name)
         left = [process for process in self.seen.values() if process.is_running()]
@@ -118,7 +118,7 @@ class LocalCluster:
 
 
 def send(process: psutil.Process | None, number: signal.Signals) -> bool:
-    """A signal to a process that may be gone; whether it was there."""
+    """Sends a signal to a process that may be gone; returns true if it was there."""
     if process is None:
         return False
     try:
@@ -132,7 +132,7 @@ def send(process: psutil.Process | None, number: signal.Signals) -> bool:
 def local_cluster(
     folder: Path, *, method: str, leaves: int, timing: Mapping[str, float], min_nodes: int = 1, rows: int = 80
 ) -> Iterator[LocalCluster]:
-    """A cluster without nodes in a folder with a model, rows and configuration, which is made where it is missing."""
+    """A cluster without nodes, in a folder with model, rows and configuration, which are made where missing."""
     if not (folder / "model").exists():
         write_model(folder / "model")
         write_rows(folder / "data", method, rows)
@@ -148,9 +148,9 @@ def local_cluster(
 
 
 def free_ports() -> int:
-    """A port that is free together with the next one.
+    """Returns a port that is free together with the next one.
 
-    Below those that systems lend to outgoing connections: such a one could be lent while no coordinator listens.
+    It is below the range for outgoing connections, so that the system cannot take it while no coordinator listens.
     """
     while True:
         port = SystemRandom().randrange(20_000, 32_000, 2)
@@ -162,7 +162,7 @@ def free_ports() -> int:
 
 @dataclass
 class Events:
-    """A run's events as they are written, each read once; a resumed run's from the beginning, as it wrote them anew."""
+    """The events of a run as they are written, each read once. A resumed run writes a new file, read from the start."""
 
     path: Path
     told: list[dict[str, Any]] = field(default_factory=list)
@@ -170,7 +170,7 @@ class Events:
     _file: int = 0
 
     def news(self) -> list[dict[str, Any]]:
-        """The events since the last call."""
+        """Returns the events since the last call."""
         fresh: list[dict[str, Any]] = []
         if self.path.exists():
             with self.path.open("rb") as lines:
@@ -192,7 +192,7 @@ class Events:
         return next((event["step"] for event in reversed(self.told) if event["event"] == "train"), 0)
 
     def wait_for_step(self, step: int, run: "subprocess.Popen[bytes]", timeout: float) -> None:
-        """Until the step is finished. Raises SystemExit where the run ends before, or after `timeout` seconds."""
+        """Waits for the end of a step. Raises SystemExit if the run ends before, or after `timeout` seconds."""
         until = time.monotonic() + timeout
         while self.steps < step:
             self.news()
@@ -202,12 +202,12 @@ class Events:
 
 
 def adapter_sha(run: Path) -> str:
-    """SHA-256 of the adapter that a run has saved."""
+    """Returns the SHA-256 of the saved adapter of a run."""
     return hashlib.sha256((run / "adapters.safetensors").read_bytes()).hexdigest()
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """Returns the machine and the versions of a measurement."""
     return {
         "system": f"{platform.system()} {platform.release()}",
         "machine": platform.machine(),
@@ -219,7 +219,7 @@ def machine() -> dict[str, Any]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGTERM ends the script as Ctrl-C does, so that nothing stays behind; the exit status is 130 then."""
+    """Lets SIGTERM end the script as Ctrl-C does, with exit status 130, so that no process stays behind."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt

@@ -1,11 +1,11 @@
-"""Train for some minutes while nodes are killed, stopped, slowed and added, and see that it changes no bit.
+"""Trains for some minutes while nodes are killed, stopped, slowed and added, and checks that no bit changes.
 
     python scripts/soak.py --minutes 30 --seed 1
     python scripts/soak.py --minutes 3 --method dpo --folder soak     # keeps the runs and the logs
 
 Four local nodes train a tiny random model under a seeded plan of faults, with time constants a fifth of the defaults.
-Then two fresh nodes train as many steps undisturbed. Prints a line now and then, and JSON at the end; ends
-with 1 where the two adapters differ, or the run did not get through. Everything that was started ends with the script.
+Then two new nodes train the same number of steps undisturbed. Prints a line now and then, and JSON at the end. The exit
+status is 1 where the two adapters differ or a run failed. Every process that was started ends with the script.
 """
 
 import argparse
@@ -20,19 +20,19 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # for scripts.*, however this was started
+sys.path.insert(0, str(ROOT))  # for scripts.*, from any folder
 
 from scripts.local_cluster import Events, LocalCluster, adapter_sha, interruptible, local_cluster, machine  # noqa: E402
 from scripts.soak_plan import KINDS, NODES, TIMING, Hurting, plan  # noqa: E402
 
 LEAVES = 32
-UNDISTURBED_NODES = 2  # another number on purpose: that must change no bit either
-STUCK_SECONDS = 120.0  # without a step: the run is given up
+UNDISTURBED_NODES = 2  # a different number on purpose: it must not change a bit either
+STUCK_SECONDS = 120.0  # without a step, after which the run counts as failed
 SAY_SECONDS = 30.0
 
 
 def main() -> None:
-    """Soak, compare, judge."""
+    """Runs both, compares, and prints the report."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument(
         "--minutes", type=float, default=30.0, help="of the disturbed run; the other one comes after it"
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def soak(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
-    """Both runs, and what is to be told of them."""
+    """Trains both runs and returns the report."""
     began = time.monotonic()
     with local_cluster(folder, method=given.method, leaves=LEAVES, timing=TIMING) as cluster:
         start_nodes(cluster, NODES)
@@ -81,13 +81,13 @@ def soak(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def start_nodes(cluster: LocalCluster, nodes: int) -> None:
-    """The nodes that a run begins with."""
+    """Starts the first nodes of a run."""
     for number in range(nodes):
         cluster.start_node(f"node-{number + 1}")
 
 
 def disturbed(cluster: LocalCluster, given: argparse.Namespace) -> Counter[str]:
-    """The run under faults, which begin with its first step; how many of each kind there were."""
+    """Trains the run under faults, which begin after its first step. Returns the number of faults by kind."""
     run = cluster.launch("disturbed", {"train.max_hours": given.minutes / 60})
     events = Events(cluster.folder / "disturbed" / "metrics.jsonl")
     events.wait_for_step(1, run, STUCK_SECONDS)
@@ -118,7 +118,7 @@ def disturbed(cluster: LocalCluster, given: argparse.Namespace) -> Counter[str]:
 
 
 def undisturbed(cluster: LocalCluster, steps: int, began: float) -> None:
-    """The run to compare with."""
+    """Trains the run to compare with."""
     run = cluster.launch("undisturbed", {"train.steps": steps})
     events = Events(cluster.folder / "undisturbed" / "metrics.jsonl")
     last_said = time.monotonic()
@@ -133,14 +133,14 @@ def undisturbed(cluster: LocalCluster, steps: int, began: float) -> None:
 
 
 def say(sentence: str, began: float) -> None:
-    """A line for the person who waits, beside the JSON."""
+    """Prints a line of progress on stderr."""
     seconds = int(time.monotonic() - began)
     print(f"{seconds // 60:02d}:{seconds % 60:02d}  {sentence}", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def folder_for(given: Path | None) -> Iterator[Path]:
-    """The folder that was given, or one that goes with the script."""
+    """The given folder, or a temporary one."""
     if given is not None:
         given.mkdir(parents=True, exist_ok=True)
         yield given.resolve()

@@ -1,4 +1,4 @@
-"""The faults of a soak: a plan that is a pure function of its seed, and the hands that carry it out."""
+"""The faults of a soak test: a plan that is a pure function of its seed, and the code that carries it out."""
 
 import heapq
 import signal
@@ -14,7 +14,7 @@ import psutil
 from scripts.local_cluster import LocalCluster, send
 
 NODES, MOST_NODES = 4, 6
-TIMING = {  # a fifth of the defaults, so that minutes hold what a night would
+TIMING = {  # a fifth of the defaults, so that minutes have the faults of a night
     "beat_seconds": 0.4,
     "suspect_seconds": 1.2,
     "return_seconds": 1.0,
@@ -26,7 +26,7 @@ TIMING = {  # a fifth of the defaults, so that minutes hold what a night would
 DEAD, PROGRESS = TIMING["dead_seconds"], TIMING["progress_seconds"]
 SLOW_STOPPED, SLOW_RUNNING = 0.09, 0.03  # a slowed worker computes a quarter of the time
 
-# What is done, how often in relation to the others, and for how many seconds: until SIGCONT, or until a new node.
+# Each kind of fault: its relative frequency, and least and most seconds until SIGCONT or until a new node.
 KINDS: dict[str, tuple[int, float, float]] = {
     "kill a worker": (4, 0.0, 0.0),
     "kill a supervisor": (2, 0.2, 4.0),
@@ -49,14 +49,14 @@ KINDS: dict[str, tuple[int, float, float]] = {
 class Fault:
     """One fault of the plan."""
 
-    after: float  # seconds since the one before
+    after: float  # seconds since the previous fault
     kind: str
-    node: float  # in [0, 1): which of the nodes that there are then
+    node: float  # in [0, 1): chooses one of the nodes that exist then
     seconds: float
 
 
 def plan(seed: int, mean_seconds: float) -> Iterator[Fault]:
-    """Faults without end, the same for the same seed."""
+    """Yields faults without end, the same for the same seed."""
     draw = Random(seed)
     kinds, weights = list(KINDS), [weight for weight, _, _ in KINDS.values()]
     while True:
@@ -67,7 +67,7 @@ def plan(seed: int, mean_seconds: float) -> Iterator[Fault]:
 
 @dataclass
 class Hurting:
-    """Does to the nodes what the plan says, and what follows of it: SIGCONT, a new node in the place of a lost one."""
+    """Causes the faults of a plan and their follow-ups: SIGCONT, or a new node in place of a lost one."""
 
     cluster: LocalCluster
     clock: Callable[[], float] = time.monotonic
@@ -77,22 +77,22 @@ class Hurting:
     _coming: int = 0  # nodes that are to be started
 
     def act(self) -> float:
-        """Do what is due; the seconds until something else is."""
+        """Does everything that is due. Returns the seconds until something else may be."""
         while self._due and self._due[0][0] <= self.clock():
             heapq.heappop(self._due)[2]()
         alive = self.cluster.alive()
-        for name in set(self.cluster.nodes) - set(alive):  # it gave up: its workers had ended too often
+        for name in set(self.cluster.nodes) - set(alive):  # gave up, because its workers had ended too often
             del self.cluster.nodes[name]
         while len(alive) + self._coming < NODES:
             self._start_later(0.5)
         return min(max(self._due[0][0] - self.clock(), 0.0), 0.05) if self._due else 0.05
 
     def later(self, seconds: float, action: Callable[[], object]) -> None:
-        """Do it then."""
+        """Plans an action after so many seconds."""
         heapq.heappush(self._due, (self.clock() + seconds, next(self._numbers), action))
 
     def hurt(self, fault: Fault) -> None:
-        """One fault, where there is somebody whom it can hit."""
+        """Causes one fault, if there is a node."""
         names = self.cluster.alive()
         if not names:
             return
@@ -115,7 +115,7 @@ class Hurting:
                     self._start_later(0.0)
             case _:
                 hit = send(self.cluster.supervisor(name), signal.SIGTERM)
-                self._make_up(name, fault.seconds)
+                self._replace(name, fault.seconds)
         self.done[fault.kind] += hit
 
     def _parts(self, name: str, part: str) -> list[psutil.Process]:
@@ -126,7 +126,7 @@ class Hurting:
     def _kill(self, name: str, part: str, seconds: float) -> bool:
         hit = [send(process, signal.SIGKILL) for process in self._parts(name, part)]
         if part != "worker":
-            self._make_up(name, seconds)
+            self._replace(name, seconds)
         return any(hit)
 
     def _stop(self, process: psutil.Process, seconds: float) -> bool:
@@ -134,7 +134,7 @@ class Hurting:
         return send(process, signal.SIGSTOP)
 
     def _slow(self, worker: psutil.Process | None, until: float) -> bool:
-        """Stop it again and again."""
+        """Stops a worker again and again until a time."""
 
         def once() -> None:
             if self.clock() < until and worker is not None and self._stop(worker, SLOW_STOPPED):
@@ -143,9 +143,9 @@ class Hurting:
         once()
         return worker is not None
 
-    def _make_up(self, name: str, seconds: float) -> None:
-        """Another node of this name after so many seconds, unless there are enough without it."""
-        del self.cluster.nodes[name]  # its process is remembered, and ended with all others
+    def _replace(self, name: str, seconds: float) -> None:
+        """Replaces a node after so many seconds, unless there are enough without it."""
+        del self.cluster.nodes[name]  # the process stays in `seen` and ends with all others
         if len(self.cluster.alive()) + self._coming < NODES:
             self._start_later(seconds, name)
 

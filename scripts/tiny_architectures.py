@@ -1,7 +1,7 @@
 """Tiny random models of every architecture that mlx-lm has, with LoRA layers on them.
 
-`COMMON` holds the sizes under all the names that architectures give them; each takes the names it knows. `SPECIAL` adds
-what one architecture needs besides. Used by the tests and by scripts/check_architectures.py.
+`COMMON` has the sizes under all names that architectures use; each architecture takes the names it knows. `SPECIAL` has
+what one architecture needs in addition. Used by the tests and by scripts/check_architectures.py.
 """
 
 import importlib
@@ -348,7 +348,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
 
 
 def architectures() -> Iterator[str]:
-    """Names of the modules of `mlx_lm.models` that define a model, sorted."""
+    """Yields the names of the modules of `mlx_lm.models` that define a model, sorted."""
     import mlx_lm.models
 
     for found in sorted(pkgutil.iter_modules(mlx_lm.models.__path__), key=lambda found: found.name):
@@ -359,7 +359,7 @@ def architectures() -> Iterator[str]:
 
 
 def tiny_config(architecture: str, **changes: Any) -> dict[str, Any]:
-    """What tiny_model makes `architecture` of: all sizes under all their names."""
+    """Returns the configuration of a tiny model of `architecture`: all sizes under all their names."""
     values = {**COMMON, "model_type": architecture.replace("-", "_"), **SPECIAL.get(architecture, {}), **changes}
     if "text_config" in values:
         values["text_config"] = {**COMMON, **values["text_config"], **changes}
@@ -367,12 +367,12 @@ def tiny_config(architecture: str, **changes: Any) -> dict[str, Any]:
 
 
 def tiny_model(architecture: str, *, seed: int = 1, **changes: Any) -> nn.Module:
-    """A random float32 model of `architecture`, frozen, in training mode."""
+    """Makes a random float32 model of `architecture`, frozen, in training mode."""
     return model_of(architecture, tiny_config(architecture, **changes), seed=seed)
 
 
 def model_of(architecture: str, values: dict[str, Any], *, seed: int = 1) -> nn.Module:
-    """The same from a whole configuration."""
+    """Makes the same from a complete configuration."""
     module = importlib.import_module(f"mlx_lm.models.{architecture}")
     mx.random.seed(seed)
     model: nn.Module = module.Model(module.ModelArgs.from_dict(values))
@@ -383,7 +383,7 @@ def model_of(architecture: str, values: dict[str, Any], *, seed: int = 1) -> nn.
 
 
 def _drawn_apart(parameters: list[tuple[str, mx.array]]) -> list[tuple[str, mx.array]]:
-    """In float32 and none exactly 0 or 1, where some gradients are NaN and others say nothing."""
+    """Returns the values in float32, none exactly 0 or 1, where some gradients are NaN and others tell nothing."""
     return [
         (name, value.astype(mx.float32) + 0.02 * mx.random.normal(value.shape))
         for name, value in parameters
@@ -391,12 +391,12 @@ def _drawn_apart(parameters: list[tuple[str, mx.array]]) -> list[tuple[str, mx.a
     ]
 
 
-# Modules whose own code reads their matrix, which a LoRA layer around them would hide.
+# Modules whose own code reads their matrix; a LoRA layer around them would hide it.
 NOT_FOR_LORA = ("prediction_coefs", "correction_coefs", "res_proj")
 
 
 def add_lora(model: nn.Module, *, layers: int = -1, rank: int = 4, dropout: float = 0.0, seed: int = 2) -> list[str]:
-    """Lay LoRA on every linear module of the last `layers` layers (-1: all), B not zero; their trainable names."""
+    """Adds LoRA, B not zero, to all linear modules of the last `layers` layers (-1: all). Returns trainable names."""
     from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
     from mlx_lm.tuner.utils import linear_to_lora_layers
 

@@ -1,6 +1,6 @@
-"""A toy for comparisons of preference training: a tiny random llama, a character tokenizer, rows, a first adapter.
+"""Toy files for comparisons of preference training: a tiny random llama, a character tokenizer, rows, a first adapter.
 
-Everything is small, float32 and drawn from a seed, and both mlx-lm and transformers read the folder: `model/` with
+Everything is small, float32 and drawn from a seed. Both mlx-lm and transformers can read the folder: `model/` with
 config.json, model.safetensors and tokenizer files; `data/train.jsonl`; `adapter/` as mlx-lm writes adapters, lora_b 0.
 """
 
@@ -20,7 +20,7 @@ Tensors = dict[str, np.ndarray]
 
 
 def write_model(folder: Path, seed: int = 0) -> None:
-    """The model folder: random parameters, far enough from uniform that log-probabilities differ between rows."""
+    """Writes the model folder: random parameters, with log-probabilities that differ clearly between rows."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(seed)
     vocabulary = len(SPECIAL) + len(LETTERS)
@@ -57,7 +57,7 @@ def write_model(folder: Path, seed: int = 0) -> None:
 
 
 def write_adapter(folder: Path, seed: int = 1) -> None:
-    """The first adapter: lora_a uniform, lora_b 0, on every linear layer."""
+    """Writes the first adapter: lora_a uniform, lora_b 0, on every linear layer."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(seed)
     tensors: Tensors = {}
@@ -74,7 +74,7 @@ def write_adapter(folder: Path, seed: int = 1) -> None:
 
 
 def write_rows(folder: Path, method: str, count: int, seed: int = 2) -> None:
-    """`train.jsonl`: lower-case answers are chosen, upper-case ones rejected; lengths from 1 to 40 characters."""
+    """Writes `train.jsonl`: chosen answers are lower-case, rejected ones upper-case, of 1 to 40 characters."""
     folder.mkdir(parents=True)
     rng = np.random.default_rng(seed)
 
@@ -94,7 +94,7 @@ def write_rows(folder: Path, method: str, count: int, seed: int = 2) -> None:
 
 
 def _linears() -> dict[str, tuple[int, int]]:
-    """Inputs and outputs of a layer's linear modules."""
+    """Returns the numbers of inputs and outputs of the linear modules of a layer."""
     key_value = HIDDEN // HEADS * KEY_VALUE_HEADS
     shapes = ((HIDDEN, HIDDEN), (HIDDEN, key_value), (HIDDEN, key_value), (HIDDEN, HIDDEN))
     names = [f"self_attn.{name}" for name in MODULES[:4]] + [f"mlp.{name}" for name in MODULES[4:]]
@@ -102,7 +102,7 @@ def _linears() -> dict[str, tuple[int, int]]:
 
 
 def _write_tokenizer(folder: Path) -> None:
-    """One token per character: no text has two readings, so that both trainers see the same ids."""
+    """Writes a tokenizer with one token per character, so that both trainers must see the same ids."""
     tokens = {token: i for i, token in enumerate((*SPECIAL, *LETTERS))}
     special = [
         dict(

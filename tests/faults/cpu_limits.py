@@ -1,4 +1,4 @@
-"""Taking the processor away from a process: by a control group where we may make one, else by a competing load."""
+"""Takes most of a processor away from a process: by a control group where one can be made, else by a competing load."""
 
 import os
 import subprocess
@@ -10,12 +10,12 @@ from pathlib import Path
 CGROUPS = Path("/sys/fs/cgroup")
 PERIOD, QUOTA = 20_000, 1_000  # microseconds: a twentieth of one processor
 RIVALS = 12  # busy processes beside one on its core, where there are no control groups
-MOST_SECONDS = 90  # that a rival lives, whatever becomes of us
+MOST_SECONDS = 90  # after which a rival ends in any case
 
 
 @contextmanager
 def throttled(pid: int) -> Iterator[str]:
-    """A process of ours gets a small part of a processor until the block ends; how."""
+    """Gives a process a small part of a processor until the block ends; yields the name of the way."""
     with ExitStack() as stack:
         for way in (_group_v2, _group_v1):
             with suppress(OSError):
@@ -43,7 +43,7 @@ def _group_v1(pid: int) -> Iterator[None]:
 
 @contextmanager
 def _group(root: Path, pid: int, line: str) -> Iterator[Path]:
-    """A group of its own below the root, which holds the process; it goes back to where it was."""
+    """A new group below the root that holds the process; at the end the process returns to its own group."""
     if not (root / "cgroup.procs").exists():
         raise FileNotFoundError(root)
     lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
@@ -79,7 +79,7 @@ def _rivals(pid: int) -> Iterator[None]:
 
 
 def _pin(pid: int, cores: set[int]) -> None:
-    """All threads of a process."""
+    """Restricts all threads of a process to these cores."""
     for thread in Path(f"/proc/{pid}/task").iterdir():
         with suppress(ProcessLookupError):
             os.sched_setaffinity(int(thread.name), cores)

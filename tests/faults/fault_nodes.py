@@ -1,4 +1,4 @@
-"""Real nodes for the fault tests, each behind its own proxy; they live through many runs, and are mended in between."""
+"""Real nodes for the fault tests, each behind its own proxy. They serve many runs and are restored in between."""
 
 import signal
 import subprocess
@@ -18,7 +18,7 @@ from scripts.local_cluster import free_ports
 from tests.faults.fault_proxy import DOWN, PATIENCE_SECONDS, UP, Proxy, Seen, Test, wait_for
 from tests.processes.node_pools import start_node
 
-MOST_KILLS = 5  # of a supervisor's workers, after which the next test gets a new supervisor: it counts them too
+MOST_KILLS = 5  # of workers per supervisor, which counts them; the next test then gets a new supervisor
 
 
 @dataclass
@@ -34,9 +34,9 @@ class FaultNodes:
     # ---- before a test
 
     def ready(self, *names: str, later: tuple[str, ...] = ()) -> None:
-        """These nodes, whole again whatever was done to them; they begin together.
+        """Restores these nodes, whatever was done to them, and lets them begin together.
 
-        `later`: those who are there, too, but offline until the test lets them come. All others stay away.
+        The nodes in `later` run too, but stay offline until the test lets them join. All others stay offline.
         """
         for name in (*names, *later):
             if name not in self.proxies:
@@ -56,22 +56,22 @@ class FaultNodes:
             self.proxies[name].when(UP, a(m.CanaryAnswer), lambda _: none(barrier.wait(PATIENCE_SECONDS)))
 
     def start(self, name: str) -> None:
-        """A supervisor of this name; after one that was killed, too."""
+        """Starts a supervisor of this name, also after the one before was killed."""
         self.kills[name] = 0
         self.processes[name] = start_node(self.proxies[name].ports[CONTROL], name, self.logs)
 
     def online(self) -> list[str]:
-        """The names of those that may take part."""
+        """The names of the nodes that can take part."""
         return [name for name, proxy in self.proxies.items() if proxy.is_online]
 
-    # ---- when something happens
+    # ---- actions at a message
 
     def catch(
         self, direction: str, test: Callable[[str, Message], bool], action: Callable[[str, Seen], None]
     ) -> "Caught":
-        """Act at the first message of any node that passes `test(name, message)`; what was caught tells whose it was.
+        """Acts at the first message of any node that passes `test(name, message)`; the result names the node.
 
-        So a test needs no say in who gets which work, only that somebody does.
+        So a test need not know which node gets which work, only that some node does.
         """
         caught = Caught()
         for name in self.online():
@@ -85,9 +85,9 @@ class FaultNodes:
         return caught
 
     def catch_adapter(self, version: int, action: Callable[[str, Seen], None]) -> "Caught":
-        """Act at the first block of this adapter version on its way to a node that has a task for it already.
+        """Acts at the first block of this adapter version on its way to a node that already has an assignment for it.
 
-        All credits for it wait until the coordinator has given the first such task.
+        All credits for it wait until the coordinator has sent the first such assignment.
         """
         given = threading.Event()
 
@@ -105,7 +105,7 @@ class FaultNodes:
         return self.catch(DOWN, lambda name, message: name == tasked.name and of_it(name, message), action)
 
     def leave_the_rest_to(self, who: Callable[[], str], step: int) -> threading.Event:
-        """At the first task of another from this step on: wait for the returned event, then `who()` is left alone."""
+        """Holds the first assignment of another node from this step on until the event; then only `who()` is online."""
         back = threading.Event()
 
         def only(_: str, seen: Seen) -> None:
@@ -122,23 +122,23 @@ class FaultNodes:
         return back
 
     def task(self, name: str, answer: m.LeafAnswer | m.VectorOffer) -> m.Assignment:
-        """The task that an answer belongs to."""
+        """The assignment that an answer belongs to."""
         tasks = self.proxies[name].saw(DOWN, m.Assignment)
         return next(task for task in tasks if (task.session, task.attempt) == (answer.session, answer.attempt))
 
     def offer(self, name: str, direction: str, message: m.VectorBlock | m.VectorEnd | m.Credit) -> m.VectorOffer | None:
-        """The offer of the vector that travels in this direction under the message's number, if there is one."""
+        """The offer of the vector that travels in this direction under the number of the message, if there is one."""
         offers = self.proxies[name].saw(direction, m.VectorOffer)
         return next((o for o in offers if (o.session, o.stream) == (message.session, message.stream)), None)
 
-    # ---- what may happen to a node
+    # ---- what a test does to a node
 
     def supervisor(self, name: str) -> psutil.Process:
-        """Its supervisor."""
+        """The supervisor of a node."""
         return psutil.Process(self.processes[name].pid)
 
     def worker(self, name: str) -> psutil.Process:
-        """Its worker."""
+        """The worker of a node."""
         for child in self.supervisor(name).children():
             with suppress(psutil.Error):
                 if "mlxdist.node.worker" in child.cmdline():
@@ -146,14 +146,14 @@ class FaultNodes:
         raise AssertionError(f"{name} has no worker")
 
     def processes_of(self, name: str, which: str) -> list[psutil.Process]:
-        """`which`: worker | supervisor | both."""
+        """The processes of a node; `which` is worker, supervisor or both."""
         supervisor = self.supervisor(name)
         if which == "both":
             return [supervisor, *supervisor.children()]
         return [supervisor] if which == "supervisor" else [self.worker(name)]
 
     def kill(self, name: str, which: str = "worker") -> None:
-        """SIGKILL, and gone when this returns."""
+        """Sends SIGKILL and waits for the end."""
         victims = self.processes_of(name, which)
         for process in victims:
             process.kill()
@@ -163,27 +163,27 @@ class FaultNodes:
             self.processes[name].wait()
 
     def stop(self, name: str, which: str = "both") -> None:
-        """SIGSTOP."""
+        """Sends SIGSTOP."""
         for process in self.processes_of(name, which):
             process.suspend()
 
     def go_on(self, name: str) -> None:
-        """SIGCONT to all that there is of it."""
+        """Sends SIGCONT to all processes of a node."""
         with suppress(psutil.Error, KeyError):
             supervisor = self.supervisor(name)
             for process in [*supervisor.children(recursive=True), supervisor]:
                 with suppress(psutil.Error):
                     process.resume()
 
-    # ---- after all
+    # ---- at the end
 
     def check(self) -> None:
-        """No action of a proxy failed."""
+        """Asserts that no action of a proxy failed."""
         errors = {name: proxy.errors for name, proxy in self.proxies.items() if proxy.errors}
         assert not errors, errors
 
     def close(self) -> None:
-        """End them all."""
+        """Ends all nodes and proxies."""
         for name in self.processes:
             self._end(name)
         for proxy in self.proxies.values():
@@ -199,14 +199,14 @@ class FaultNodes:
 
 @dataclass
 class Caught:
-    """Whom a trap caught."""
+    """The node that a trap caught."""
 
     name: str = ""
     done: threading.Event = field(default_factory=threading.Event)  # the action is over
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, name: str) -> bool:
-        """Whether this is the first one."""
+        """Notes the node if it is the first one; returns true then."""
         with self._lock:
             first = not self.name
             self.name = self.name or name
@@ -215,7 +215,7 @@ class Caught:
 
 @contextmanager
 def fault_nodes(logs: Path) -> Iterator[FaultNodes]:
-    """Nodes at a port of their own, which end with the block."""
+    """Nodes at their own port, which end with the block."""
     nodes = FaultNodes(logs, free_ports())
     try:
         yield nodes
@@ -224,11 +224,11 @@ def fault_nodes(logs: Path) -> Iterator[FaultNodes]:
 
 
 def a(kind: type[Message], **fields: object) -> Test:
-    """A test for a proxy's rule: a message of this type whose fields have these values."""
+    """Makes a test for the rule of a proxy: a message of this type whose fields have these values."""
     return lambda message: (
         isinstance(message, kind) and all(getattr(message, name) == value for name, value in fields.items())
     )
 
 
 def none(_: object) -> None:
-    """Nothing, of what a call returns."""
+    """Drops the result of a call."""

@@ -1,8 +1,8 @@
-"""A link that a test can hurt: it carries one node's messages to and from the coordinator, sees each, and breaks.
+"""A link that a test can break. It carries the messages of one node to and from the coordinator, and sees each.
 
-The proxy understands ZeroMQ's frames, so that a test can act at the very moment in which, say, the first block of a
-partial goes up, and can change or drop just that message. Each node has a proxy of its own, on two ports that it picks;
-the coordinator's Accept is rewritten to name the proxy's data port.
+The proxy understands ZeroMQ's frames, so that a test can act exactly when, for example, the first block of a partial
+is sent, and can change or drop just that message. Each node has its own proxy, on two ports that it picks; the
+coordinator's Accept is rewritten to name the proxy's data port.
 """
 
 import socket
@@ -27,18 +27,18 @@ HOST = "127.0.0.1"
 GREETING_BYTES = 64  # of ZMTP 3, before the first frame
 MORE, LONG, COMMAND = 1, 2, 4  # the flags of a ZMTP frame
 RETRY_SECONDS = 0.05  # while no coordinator listens
-PATIENCE_SECONDS = 120.0  # for whatever an action waits for
+PATIENCE_SECONDS = 120.0  # the longest wait of an action
 
 
 @dataclass
 class Seen:
-    """A message on its way, before it is passed on. An action may change it, drop it, or swallow what follows."""
+    """A message before it is passed on. An action may change it, drop it, or drop everything that follows."""
 
     direction: str
     message: m.Message
     payload: bytes
     dropped: bool = False
-    last: bool = False  # nothing comes after it on this connection and in this direction: it is all swallowed
+    last: bool = False  # everything after it on this connection and in this direction is dropped
 
 
 Action = Callable[[Seen], None]
@@ -46,7 +46,7 @@ Test = Callable[[m.Message], bool]
 
 
 class Rule(NamedTuple):
-    """What to do when a message is seen. `fired` is set once it was done."""
+    """An action for a message that passes a test. `fired` is set once it was done."""
 
     direction: str
     test: Test
@@ -57,11 +57,11 @@ class Rule(NamedTuple):
 
 @dataclass
 class Proxy:
-    """Between one node and the coordinator's control port `target` (data is the next one)."""
+    """A proxy between one node and the coordinator's control port `target` (the data port is the next one)."""
 
     target: int
     ports: dict[str, int] = field(default_factory=dict)
-    journal: list[tuple[str, m.Message]] = field(default_factory=list)  # all that was seen, in order
+    journal: list[tuple[str, m.Message]] = field(default_factory=list)  # all messages seen, in order
     errors: list[BaseException] = field(default_factory=list)  # of the actions
     _online: threading.Event = field(default_factory=threading.Event)
     _rules: list[Rule] = field(default_factory=list)
@@ -71,7 +71,7 @@ class Proxy:
     _closed: bool = False
 
     def start(self) -> "Proxy":
-        """Listen, and pass everything."""
+        """Listens, and passes everything."""
         self._online.set()
         for channel, port in ((CONTROL, self.target), (DATA, self.target + 1)):
             listener = socket.create_server((HOST, 0))
@@ -80,21 +80,21 @@ class Proxy:
             threading.Thread(target=self._accept, args=(listener, port), daemon=True).start()
         return self
 
-    # ---- what a test does
+    # ---- for the test
 
     def when(self, direction: str, test: Test, action: Action = lambda seen: None, *, once: bool = True) -> Rule:
-        """Act at the first such message (or at each); the returned rule's `fired` tells that it happened."""
+        """Acts at the first such message (or at each); `fired` of the returned rule says that it happened."""
         rule = Rule(direction, test, action, once, threading.Event())
         with self._lock:
             self._rules.append(rule)
         return rule
 
     def saw(self, direction: str, kind: type[M]) -> list[M]:
-        """All messages of a kind that went in a direction so far, in order."""
+        """All messages of a type that went in a direction so far, in order."""
         return [message for way, message in list(self.journal) if way == direction and isinstance(message, kind)]
 
     def forget(self) -> None:
-        """No rule is left, nothing was seen, and the node is online."""
+        """Drops all rules and everything seen, and puts the node online."""
         with self._lock:
             self._rules.clear()
         self.journal.clear()
@@ -103,34 +103,34 @@ class Proxy:
 
     @property
     def is_online(self) -> bool:
-        """Whether connections are passed."""
+        """True while connections are passed on."""
         return self._online.is_set()
 
     def offline(self) -> None:
-        """Close every connection that there is; new ones wait."""
+        """Closes every connection; new ones wait."""
         self._online.clear()
         self.cut()
 
     def online(self) -> None:
-        """Let those through that wait."""
+        """Lets waiting connections through."""
         self._online.set()
 
     def cut(self) -> None:
-        """Close every connection that there is; new ones are passed."""
+        """Closes every connection; new ones are passed on."""
         with self._lock:
             pipes, self._pipes = self._pipes, []
         for pipe in pipes:
             _end(pipe)
 
     def close(self) -> None:
-        """End."""
+        """Ends the proxy."""
         self._closed = True
         self._online.set()
         for listener in self._listeners:
             _end(listener)
         self.cut()
 
-    # ---- what it does all day
+    # ---- passing messages on
 
     def _accept(self, listener: socket.socket, port: int) -> None:
         while True:
@@ -141,7 +141,7 @@ class Proxy:
             threading.Thread(target=self._connect, args=(node, port), daemon=True).start()
 
     def _connect(self, node: socket.socket, port: int) -> None:
-        """Find the coordinator, which need not live yet, for a node that waits."""
+        """Connects a waiting node to the coordinator, which may not run yet."""
         coordinator = None
         while coordinator is None:
             self._online.wait()
@@ -187,7 +187,7 @@ class Proxy:
             frames = []
 
     def _look(self, direction: str, frames: list[bytes]) -> tuple[list[Buffer], bool]:
-        """What to pass on of a message, and whether all after it is swallowed."""
+        """Returns what to pass on of a message, and true if everything after it is dropped."""
         try:
             message, payload = decode(frames)
         except WireError:
@@ -209,7 +209,7 @@ class Proxy:
 
 
 def wait_for(event: threading.Event, what: str) -> None:
-    """For an action that holds a message back until something else has happened."""
+    """Holds a message back, in an action, until something else has happened."""
     assert event.wait(PATIENCE_SECONDS), f"waited {PATIENCE_SECONDS:.0f} s for {what}"
 
 
@@ -233,7 +233,7 @@ def _exactly(stream: BinaryIO, size: int) -> bytes:
 
 
 def _hung_up(pipe: socket.socket) -> bool:
-    """Whether the other side has closed, without taking what it may have sent."""
+    """True if the other side has closed; takes nothing of what it may have sent."""
     with suppress(BlockingIOError):
         return not pipe.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     return False

@@ -1,4 +1,4 @@
-"""Runs that a test hurts on the way, over real nodes each behind a link of its own (fault_nodes.py, fault_proxy.py)."""
+"""Runs that a test disturbs, over real nodes that each have their own link (fault_nodes.py, fault_proxy.py)."""
 
 import json
 import threading
@@ -34,17 +34,17 @@ SHORT = TimingConfig(  # all times 20 times shorter
     start_timeout=120.0,
     stop_seconds=0.5,
 )
-# The same for tests in which only whoever is killed is to be lost, however loaded the machine is.
+# For tests in which only a killed node may be lost, however loaded the machine is.
 CALM = replace(SHORT, suspect_seconds=20.0, dead_seconds=30.0, progress_seconds=60.0, copy_factor=1e9)
 
 
 def words(random: np.random.Generator, most: int) -> str:
-    """A few words that the tiny tokenizer knows."""
+    """A few words of the tiny tokenizer."""
     return " ".join(f"w{i}" for i in random.integers(0, 92, int(random.integers(1, most))))
 
 
 def data_folder(folder: Path, method: str, rows: int = 24) -> Path:
-    """Rows for a method, in a folder."""
+    """Writes rows for a method into a folder."""
     random = np.random.default_rng(11)
     kinds = {"sft": ("completion",), "kto": ("completion",), "dpo": ("chosen", "rejected")}
     lines = []
@@ -75,7 +75,7 @@ def config_of(model: Path, folder: Path, method: str, *, steps: int = 6, timing:
 
 
 def events(folder: Path, *kinds: str) -> list[dict[str, object]]:
-    """The events of these kinds that a run has told so far."""
+    """The events of these kinds that a run has written so far."""
     try:
         lines = (folder / "metrics.jsonl").read_text().splitlines()
     except FileNotFoundError:
@@ -88,20 +88,20 @@ def events(folder: Path, *kinds: str) -> list[dict[str, object]]:
 
 
 def told(folder: Path) -> str:
-    """Membership changes, one per line: name, state, cause and what was done; and what the run says of itself."""
+    """Membership changes, one per line (name, state, cause, action), and the messages of the run itself."""
     lines = events(folder, "node", "stage")
     return "\n".join(f"{line.get('name', 'run')} {line.get('state', 'says')} {line['message']}" for line in lines)
 
 
 def train(config: RunConfig, port: int, min_nodes: int = 1, *, clock: Callable[[], float] = time.monotonic) -> int:
-    """One run in this process, at this port, over nodes that are started by hand."""
+    """Trains one run in this process, at this port, over nodes started by hand."""
     hosts = Hosts(None, CoordinatorHost(port=port, min_nodes=min_nodes), ())
     return run(config, hosts, resume=False, environ={"MLXDIST_PLAIN": "1"}, clock=clock)
 
 
 @dataclass
 class Undisturbed:
-    """The SHA-256 of the adapter of a run that nothing happened to, by method; each is trained once, by one node."""
+    """The SHA-256 of the adapter of an undisturbed run, by method; each is trained once, by one node."""
 
     nodes: FaultNodes
     model: Path
@@ -117,7 +117,7 @@ class Undisturbed:
 
 
 class Script:
-    """What a test does to a run while it goes on, in a thread of its own: actions, each when a line `words()…` is told.
+    """The actions of a test during a run, in their own thread, each when the run writes a line `words()…`.
 
     Leaving the block asserts that all were done.
     """

@@ -1,7 +1,7 @@
-"""Coordinators that start in a blink: a process that has imported everything, and forks one whenever it is asked to.
+"""Coordinators that start quickly: a process that has imported everything forks one whenever it is asked to.
 
-Each coordinator is a process of its own, to be killed like any other; only its imports (3 s) are shared. Run as
-`python -m tests.faults.forked_coordinator`; `Coordinators` is the test's end of it.
+Each coordinator is its own process, to be killed like any other; only its imports (3 s) are shared. Run as
+`python -m tests.faults.forked_coordinator`; the test uses `Coordinators`.
 """
 
 import json
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mlxdist.coordinator.config.hosts import CoordinatorHost, Hosts
-from mlxdist.coordinator.config.load import load
+from mlxdist.coordinator.config.load import load_config
 from mlxdist.coordinator.config.schema import RunConfig
 from mlxdist.protocol.errors import MlxdistError
 from tests.faults.fault_nodes import FaultNodes
@@ -26,7 +26,7 @@ ENDED_SECONDS = 120.0
 
 @dataclass
 class Coordinator:
-    """One coordinator process, and where its words go."""
+    """One coordinator process, and the file with its output."""
 
     pid: int
     said: Path
@@ -34,20 +34,20 @@ class Coordinator:
 
     @property
     def code(self) -> int | None:
-        """Its exit code, negative for a signal; None while it lives."""
+        """Its exit code, negative for a signal; None while it runs."""
         try:
             return int(self._status.read_text())
         except FileNotFoundError:
             return None
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it is gone. One that has ended already stays as it is."""
+        """Sends SIGKILL and waits for the end. Does nothing to a process that has ended."""
         if self.code is None:
             os.kill(self.pid, signal.SIGKILL)
             self.wait()
 
     def wait(self, seconds: float = ENDED_SECONDS) -> int:
-        """Its exit code, once it has ended."""
+        """Waits for the end and returns the exit code."""
         deadline = time.monotonic() + seconds
         while (code := self.code) is None:
             assert time.monotonic() < deadline, f"the coordinator did not end:\n{self.said.read_text()}"
@@ -57,7 +57,7 @@ class Coordinator:
 
 @dataclass
 class Coordinators:
-    """Starts coordinators over nodes that were started by hand; each life's words go to a file in `folder`."""
+    """Starts coordinators over nodes started by hand; the output of each goes to a file in `folder`."""
 
     folder: Path
     nodes: FaultNodes
@@ -67,7 +67,7 @@ class Coordinators:
     def start(
         self, config: Path, *, resume: bool = False, min_nodes: int = 1, sets: tuple[str, ...] = ()
     ) -> Coordinator:
-        """A new coordinator on the run file `config`."""
+        """Starts a new coordinator on the run file `config`."""
         number = len(self.lives)
         said, status = self.folder / f"life-{number}.txt", self.folder / f"life-{number}.status"
         order = {"config": str(config), "sets": sets, "resume": resume, "port": self.nodes.port}
@@ -82,7 +82,7 @@ class Coordinators:
 
 @contextmanager
 def coordinators(folder: Path, nodes: FaultNodes) -> Iterator[Coordinators]:
-    """Coordinators for `nodes`, all gone when the block ends."""
+    """Coordinators for `nodes`, which all end with the block."""
     folder.mkdir(parents=True, exist_ok=True)
     with subprocess.Popen(
         [sys.executable, "-m", "tests.faults.forked_coordinator"],
@@ -104,7 +104,7 @@ def coordinators(folder: Path, nodes: FaultNodes) -> Iterator[Coordinators]:
 
 
 def main() -> None:
-    """Fork a coordinator for every line, say its process id, and note how each one ends."""
+    """Forks a coordinator for every line, prints its process id, and notes how each one ends."""
     import mlx_lm.tokenizer_utils  # noqa: F401 - 3 s
 
     running: dict[int, Path] = {}
@@ -133,7 +133,7 @@ def main() -> None:
 
 
 def _live(order: dict[str, object]) -> None:
-    """The forked process: one coordinator from its first to its last breath."""
+    """Runs one coordinator, from start to end, in the forked process."""
     from mlxdist.coordinator.run import run
 
     code = 70  # a traceback
@@ -144,7 +144,7 @@ def _live(order: dict[str, object]) -> None:
         try:
             sets = order["sets"]
             assert isinstance(sets, list)
-            config: RunConfig = load(Path(str(order["config"])), sets)
+            config: RunConfig = load_config(Path(str(order["config"])), sets)
             hosts = Hosts(
                 None, CoordinatorHost(port=int(str(order["port"])), min_nodes=int(str(order["min_nodes"]))), ()
             )

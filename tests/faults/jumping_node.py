@@ -14,22 +14,22 @@ WAIT_SECONDS = 1200.0
 
 
 class JumpingClock:
-    """Monotonic seconds, and those that were slept."""
+    """Monotonic seconds, plus the seconds of all jumps."""
 
     def __init__(self) -> None:
         self.slept = 0.0
 
     def __call__(self) -> float:
-        """Now."""
+        """Returns the time of this clock, in seconds."""
         return time.monotonic() + self.slept
 
     def jump(self) -> None:
-        """Eight hours later."""
+        """Moves the clock 8 hours ahead."""
         self.slept += JUMP_SECONDS
 
 
 def main(name: str, port: int) -> int:
-    """As `mlxdist node --wait 20m`."""
+    """Runs a node as `mlxdist node --wait 20m` does."""
     clock = JumpingClock()
     signal.signal(signal.SIGUSR1, lambda *_: clock.jump())
     link = DealerLink(f"tcp://127.0.0.1:{port}", f"{name}/{os.getpid()}".encode())

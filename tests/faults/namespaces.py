@@ -1,10 +1,10 @@
-"""A small office in Linux network namespaces: a coordinator and nodes, each node on a cable that a test can hurt.
+"""A small office in Linux network namespaces: a coordinator and nodes, each node on a cable that a test can cut.
 
     mlxd-PID-0  coordinator 10.77.0.1 ─┬─ n1 ══ bridge "cable1" in mlxd-PID-1 ══ eth0 ─ node 10.77.0.2 in mlxd-PID-2
                   (bridge "office")    └─ n2 ══ …
 
-Packets are lost in the middle of a cable, where neither end can see it: no reset, no error, no carrier lost. Nothing is
-made outside these namespaces, so removing them removes it all.
+Packets are lost in the middle of a cable, where neither end can see it: no reset, no error, no lost carrier. Nothing is
+made outside these namespaces, so removing them removes everything.
 """
 
 import ctypes
@@ -31,7 +31,7 @@ DATA_BLOCKED = ("ipproto", "tcp", "dport", str(PORT + 1), "blackhole")
 
 
 def why_not() -> str:
-    """Why this machine cannot make an office; empty when it can."""
+    """The reason for which this machine cannot make an office; empty when it can."""
     if sys.platform != "linux":
         return "network namespaces are Linux's"
     if os.geteuid() != 0:
@@ -55,13 +55,13 @@ def why_not() -> str:
 
 @dataclass(frozen=True)
 class Office:
-    """The namespaces, and the nodes' places in them."""
+    """The namespaces, and the number of each node in them."""
 
     prefix: str
     names: tuple[str, ...]
 
     def bytes_sent(self, name: str, direction: str) -> int:
-        """What a slowed cable has carried in this direction since it was slowed."""
+        """Bytes that a slowed cable has carried in this direction since it was slowed."""
         said = _run("tc", "-n", self.cables, "-s", "-j", "qdisc", "show", "dev", self._end(name, direction))
         return int(json.loads(said)[0]["bytes"])
 
@@ -72,7 +72,7 @@ class Office:
 
     @property
     def cables(self) -> str:
-        """The namespace through which all cables go."""
+        """The namespace that all cables go through."""
         return f"{self.prefix}-1"
 
     def node(self, name: str) -> str:
@@ -80,33 +80,33 @@ class Office:
         return f"{self.prefix}-{self._place(name)}"
 
     def cut(self, name: str, *directions: str) -> None:
-        """Lose every packet of these directions, of both when none is named."""
+        """Drops every packet of these directions, of both when none is given."""
         for direction in directions or (UP, DOWN):
             _tc(self.cables, self._end(name, direction), *LOSE_ALL)
 
-    def mend(self, name: str) -> None:
-        """The cable passes everything again, at full speed."""
+    def restore(self, name: str) -> None:
+        """Lets the cable pass everything again, at full speed."""
         for direction in (UP, DOWN):
             with suppress(OSError):  # nothing was wrong with it
                 _run("tc", "-n", self.cables, "qdisc", "del", "dev", self._end(name, direction), "root")
 
     def block_data(self, name: str) -> None:
-        """The data connection leads nowhere, while beats pass: as behind a firewall that forgot one of the two."""
+        """Blocks the data connection while heartbeats pass, like a firewall that forgot one of the two."""
         _ip("-n", self.node(name), "rule", "add", *DATA_BLOCKED)
 
     def unblock_data(self, name: str) -> None:
-        """Undo `block_data`; nothing where nothing was blocked."""
+        """Undoes `block_data`; does nothing where nothing was blocked."""
         with suppress(OSError):
             _ip("-n", self.node(name), "rule", "del", *DATA_BLOCKED)
 
     def slow(self, name: str, mbit: float, *, buffer_kb: int = 32) -> None:
-        """A cable of so many Mbit/s each way, with a queue of so many KB before it."""
+        """Slows a cable down to so many Mbit/s each way, with a queue of so many KB in front."""
         rate = ("tbf", "rate", f"{mbit}mbit", "burst", "8kb", "limit", f"{buffer_kb}kb")
         for direction in (UP, DOWN):
             _tc(self.cables, self._end(name, direction), *rate)
 
     def inside(self) -> AbstractContextManager[None]:
-        """A block in which this thread, and every thread that it starts, is in the coordinator's namespace."""
+        """Moves this thread, and every thread that it starts, into the coordinator's namespace for a block."""
         return _inside(self.coordinator)
 
     def _place(self, name: str) -> int:
@@ -143,7 +143,7 @@ class Office:
 
 @contextmanager
 def office(names: Sequence[str]) -> Iterator[Office]:
-    """An office for these nodes, which is gone after the block. Raises OSError where it cannot be built."""
+    """An office for these nodes, removed after the block. Raises OSError where it cannot be made."""
     made = Office(f"mlxd-{os.getpid()}", tuple(names))
     try:
         made._build()
@@ -154,14 +154,14 @@ def office(names: Sequence[str]) -> Iterator[Office]:
 
 @dataclass
 class OfficeNodes:
-    """Nodes started by hand, each in its namespace."""
+    """Nodes started by hand, each in its own namespace."""
 
     logs: Path
     office: Office
     processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
 
     def start(self, name: str) -> None:
-        """A node of this name."""
+        """Starts a node of this name."""
         here = ["ip", "netns", "exec", self.office.node(name)]  # it becomes the command that follows
         node = [sys.executable, "-m", "mlxdist", "node", "--connect", f"{COORDINATOR}:{PORT}", "--name", name]
         with (self.logs / f"{name}.txt").open("ab") as log:
@@ -174,13 +174,13 @@ class OfficeNodes:
             )
 
     def train(self, config: RunConfig, min_nodes: int) -> int:
-        """One run, its coordinator in this process and in the coordinator's namespace."""
+        """Trains one run, with the coordinator in this process and in the coordinator's namespace."""
         hosts = Hosts(None, CoordinatorHost(bind=COORDINATOR, port=PORT, min_nodes=min_nodes), ())
         with self.office.inside():
             return run(config, hosts, resume=False, environ={"MLXDIST_PLAIN": "1"})
 
     def stop(self) -> None:
-        """End them all; a worker ends with its supervisor."""
+        """Ends all nodes; a worker ends with its supervisor."""
         for process in self.processes.values():
             process.kill()
         for process in self.processes.values():
@@ -189,7 +189,7 @@ class OfficeNodes:
 
 @contextmanager
 def office_nodes(logs: Path, *names: str) -> Iterator[OfficeNodes]:
-    """An office with these nodes, which is gone after the block. Raises OSError where it cannot be built."""
+    """An office with these nodes, removed after the block. Raises OSError where it cannot be made."""
     with office(names) as here:
         nodes = OfficeNodes(logs, here)
         try:

@@ -1,4 +1,4 @@
-"""A coordinator that is killed again and again makes the run that nothing happened to; its nodes keep their model."""
+"""A coordinator that is killed again and again produces the undisturbed run; its nodes keep their model."""
 
 import hashlib
 import json
@@ -36,11 +36,11 @@ keep_checkpoints = 5
 beat_seconds = 0.1
 """
 TIMED = ("time", "wall_seconds", "seconds", "tokens_per_second", "all_tokens_per_second", "peak_gb", "message")
-TIMED += ("disturbed", "leaves_recomputed", "seconds_paused")  # what it cost
+TIMED += ("disturbed", "leaves_recomputed", "seconds_paused")  # the cost of losses
 
 
 def write_run(folder: Path, model: Path, output: Path) -> Path:
-    """The run file of one run, over data that all runs in `folder` share."""
+    """Writes the run file of one run, over data that all runs in `folder` share."""
     data = folder / "data"
     if not data.exists():
         rows = (data_folder(data, "kto") / "train.jsonl").read_text().splitlines(keepends=True)
@@ -52,12 +52,12 @@ def write_run(folder: Path, model: Path, output: Path) -> Path:
 
 
 def lines_of(output: Path, kind: str) -> list[dict[str, object]]:
-    """The events of one kind, without what differs from one run to the next."""
+    """The events of one kind, without the fields that differ from one run to the next."""
     return [{key: value for key, value in event.items() if key not in TIMED} for event in events(output, kind)]
 
 
 def files_of(folder: Path) -> dict[str, str]:
-    """Every checkpoint's files with their hashes, and where `best` leads."""
+    """The files of every checkpoint with their hashes, and the target of `best`."""
     found = {
         path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
@@ -67,12 +67,12 @@ def files_of(folder: Path) -> dict[str, str]:
 
 
 def wait_for_steps(coordinator: Coordinator, output: Path, steps: int) -> None:
-    """Until the event file has so many steps, or the coordinator has ended."""
+    """Waits until the event file has so many steps, or the coordinator has ended."""
     while coordinator.code is None and len(events(output, "train")) < steps:
         time.sleep(0.005)
 
 
-def test_a_run_whose_coordinator_is_killed_twenty_times_is_the_run_that_nothing_happened_to(
+def test_a_run_whose_coordinator_is_killed_twenty_times_equals_the_undisturbed_run(
     launcher: Coordinators, model: Path, tmp_path: Path
 ) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -112,7 +112,7 @@ def test_a_run_whose_coordinator_is_killed_twenty_times_is_the_run_that_nothing_
     assert all(np.array_equal(states[0][name], states[1][name], equal_nan=True) for name in states[0])
     assert not [path for path in killed.rglob(".*.aside")]
 
-    # The nodes that a person had started lived through it all, and loaded the model once.
+    # The nodes started by hand kept running and loaded the model once.
     assert {name: launcher.nodes.worker(name).pid for name in ("a", "b")} == workers
     for name in ("a", "b"):
         told = [event["message"] for event in events(killed, "node") if event["name"] == name]

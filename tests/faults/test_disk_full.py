@@ -1,4 +1,4 @@
-"""A disk that is full while a run trains: a real file system of a megabyte, and real processes."""
+"""A disk that fills up during a run: a real file system of one megabyte, and real processes."""
 
 import json
 import subprocess
@@ -51,7 +51,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def whole(launcher: Coordinators, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run with room enough."""
+    """The folder of a run with enough space."""
     folder = tmp_path_factory.mktemp("whole")
     coordinator = launcher.start(write_run(folder, model, folder / "run"))
     assert coordinator.wait() == 0, coordinator.said.read_text()
@@ -72,7 +72,7 @@ def wait_until(coordinator: Coordinator, happened: Callable[[], bool]) -> None:
 
 
 def fill(disk: Path) -> Path:
-    """Take all the room that there is."""
+    """Takes all free space."""
     filler = disk / "filler"
     with filler.open("ab", buffering=0) as stream:
         for size in (4096, 64, 1):
@@ -84,7 +84,7 @@ def fill(disk: Path) -> Path:
     return filler
 
 
-def test_a_full_disk_stops_no_step_and_is_said_once_and_the_run_has_all_its_lines_when_there_is_room_again(
+def test_a_full_disk_stops_no_step_is_reported_once_and_all_lines_are_there_when_there_is_space_again(
     launcher: Coordinators, whole: Path, model: Path, small_disk: Path, tmp_path: Path
 ) -> None:
     output = small_disk / "run"
@@ -93,7 +93,7 @@ def test_a_full_disk_stops_no_step_and_is_said_once_and_the_run_has_all_its_line
     wait_until(coordinator, lambda: len(events(output, "train")) >= 2)
     filler = fill(small_disk)
     wait_until(coordinator, lambda: "kept in memory" in coordinator.said.read_text())
-    state, _ = load_state(RunFolder(output))  # the one from before the disk was full, whole
+    state, _ = load_state(RunFolder(output))  # the complete one from before the disk was full
     assert 1 <= state.step < STEPS
     assert not (output / "adapters.safetensors").exists()
     filler.unlink()
@@ -101,7 +101,7 @@ def test_a_full_disk_stops_no_step_and_is_said_once_and_the_run_has_all_its_line
 
     said = coordinator.said.read_text()
     assert said.count("the disk is full. The one from before is kept. The run goes on") == 1
-    assert said.count("the disk is full") == 2  # the second time, that it now waits for room
+    assert said.count("the disk is full") == 2  # the second message says that the run waits for space
     assert "free some space" in said
     assert said.count("writing works again") == 1
     assert "Traceback" not in said
@@ -111,7 +111,7 @@ def test_a_full_disk_stops_no_step_and_is_said_once_and_the_run_has_all_its_line
     assert load_state(RunFolder(output))[0].step == STEPS
 
 
-def test_a_coordinator_that_dies_while_its_disk_is_full_goes_on_from_the_old_state_with_the_same_bits(
+def test_a_coordinator_killed_with_a_full_disk_resumes_from_the_old_state_with_the_same_bits(
     launcher: Coordinators, whole: Path, model: Path, small_disk: Path, tmp_path: Path
 ) -> None:
     output = small_disk / "run"

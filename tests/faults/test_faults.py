@@ -1,8 +1,8 @@
 """A lost node changes no number: real nodes are killed at the worst moments, and the adapter has the same bits.
 
-The proxy before each node acts on the message that marks the moment, and swallows what the victim would still have
-sent, so that the coordinator has half of its work and no more. Whoever gets to that moment first is the victim: it was
-at work, however the leaves were shared out.
+The proxy in front of each node acts on the message that marks the moment, and drops what the node would still have
+sent, so that the coordinator has half of its work and no more. The first node to reach that moment is killed, so the
+test does not depend on how the leaves were split.
 """
 
 from collections.abc import Callable
@@ -18,12 +18,12 @@ from tests.faults.fault_runs import Undisturbed, config_of, sha, told, train
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-STEP = 3  # in which it happens: by then all three nodes work
+STEP = 3  # of the fault: by then all three nodes work
 Hurt = Callable[[str], None]
 
 
 def after_first_answer(nodes: FaultNodes, verb: str, hurt: Hurt) -> Caught:
-    """It has answered one leaf of several, and computes the next."""
+    """The node has answered one leaf of several and computes the next."""
 
     def test(name: str, message: Message) -> bool:
         if not isinstance(message, m.LeafAnswer) or message.step < STEP:
@@ -39,17 +39,17 @@ def after_first_answer(nodes: FaultNodes, verb: str, hurt: Hurt) -> Caught:
 
 
 def compute(nodes: FaultNodes, hurt: Hurt) -> Caught:
-    """Within a gradient."""
+    """The node computes a gradient."""
     return after_first_answer(nodes, "gradient", hurt)
 
 
 def first_round(nodes: FaultNodes, hurt: Hurt) -> Caught:
-    """Within the scores of KTO's reference point."""
+    """The node computes scores for KTO's reference point."""
     return after_first_answer(nodes, "score", hurt)
 
 
 def upload(nodes: FaultNodes, hurt: Hurt) -> Caught:
-    """A partial was let in, and its block is on its way."""
+    """The coordinator has accepted a partial, and a block of it is on its way."""
 
     def test(name: str, message: Message) -> bool:
         offer = nodes.offer(name, UP, message) if isinstance(message, m.VectorBlock) else None
@@ -63,7 +63,7 @@ def upload(nodes: FaultNodes, hurt: Hurt) -> Caught:
 
 
 def download(nodes: FaultNodes, hurt: Hurt) -> Caught:
-    """It has a task, and the adapter for it is on its way."""
+    """The node has an assignment, and the adapter for it is on its way."""
 
     def act(name: str, seen: Seen) -> None:
         hurt(name)
@@ -105,7 +105,7 @@ def assert_a_kill_changes_no_bit(
     nodes.ready("a", "b", "c")
     caught = moment(nodes, lambda name: nodes.kill(name, which))
     assert train(config_of(model, folder, method), nodes.port) == 0
-    assert caught.done.is_set(), "nobody came to that moment"
+    assert caught.done.is_set(), "no node reached that moment"
     state = "connecting the worker was killed (SIGKILL" if which == "worker" else "dead its connection was closed"
     lines = [line for line in told(folder).splitlines() if line.startswith(f"{caught.name} {state}")]
     assert any("; leaves [" in line and line.endswith(" go to others") for line in lines), told(folder)

@@ -1,9 +1,9 @@
-"""Clocks that jump by 8 hours, on a node and on the coordinator, change no bit and lose nobody.
+"""Clocks that jump by 8 hours, on a node and on the coordinator, change no bit and lose no node.
 
-What is simulated: a machine that slept while its monotonic clock ran on (as Linux's CLOCK_BOOTTIME does), by adding 8
-hours to the clock that the supervisor, or the coordinator, was given. Where that clock stands still, a sleeping node is
-a stopped one (test_faults_stops.py). Nobody decides by the wall clock, so that setting it has no effect: it only stamps
-events and numbers the coordinator's lives.
+The tests simulate a machine that slept while its monotonic clock ran (like Linux's CLOCK_BOOTTIME): they add 8 hours to
+the clock of the supervisor or the coordinator. Where that clock stands still, a sleeping node looks like a stopped one
+(test_faults_stops.py). No decision depends on the wall clock, so setting it has no effect: it only gives events their
+time and the coordinator its incarnation.
 """
 
 import signal
@@ -25,15 +25,15 @@ from tests.faults.jumping_node import JUMP_SECONDS, JumpingClock
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENT = replace(CALM, beat_seconds=1.0, return_seconds=60.0)  # a loaded machine is not to look like a lost node
-STEP = 3  # in which it happens: by then all nodes work
+PATIENT = replace(CALM, beat_seconds=1.0, return_seconds=60.0)  # a loaded machine must not look like a lost node
+STEP = 3  # of the jump: by then all nodes work
 
 
 def given_a_gradient(_: str, message: Message) -> bool:
     return isinstance(message, m.Assignment) and message.verb == "gradient" and message.step == STEP
 
 
-def test_a_coordinator_whose_clock_jumps_gives_nobody_up(
+def test_a_coordinator_whose_clock_jumps_gives_no_node_up(
     nodes: FaultNodes, undisturbed: Undisturbed, model: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
@@ -49,7 +49,7 @@ def test_a_coordinator_whose_clock_jumps_gives_nobody_up(
     assert sha(folder) == expected
 
 
-def test_a_node_whose_clock_jumps_stays_and_works_on(
+def test_a_node_whose_clock_jumps_stays_and_continues_to_work(
     nodes: FaultNodes, undisturbed: Undisturbed, model: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
@@ -71,7 +71,7 @@ def test_a_node_whose_clock_jumps_stays_and_works_on(
         )
 
     def back(_: Seen) -> None:
-        """Beats later it has looked at its clock more than once."""
+        """Waits for more heartbeats, so that the node has read its clock again."""
         again.set()
 
     nodes.catch(DOWN, lambda _, message: a(m.Assignment, step=STEP - 1)(message), lambda _, seen: jump(seen))

@@ -1,4 +1,4 @@
-"""Nodes that come and go: many losses in one step, the last one lost, joiners, and a node that is started often."""
+"""Nodes that come and go: many losses in one step, the loss of the last node, new nodes, a node that restarts often."""
 
 import threading
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from tests.faults.fault_runs import Script, Undisturbed, config_of, events, sha,
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-STEP = 3  # in which it happens: by then all nodes work
+STEP = 3  # of the fault: by then all nodes work
 
 
 def is_gradient(message: Message, step: int = STEP) -> bool:
@@ -23,20 +23,20 @@ def is_gradient(message: Message, step: int = STEP) -> bool:
 
 @dataclass
 class ThreeDeaths:
-    """Two workers are killed at once, with work in hand; then the third, while it computes what one of them had.
+    """Kills two workers that compute, then the third, while it computes what one of them had.
 
-    `leaf` is then the one that was in work at two deaths.
+    `leaf` is then the leaf that was being computed at two kills.
     """
 
     nodes: FaultNodes
-    tasks: dict[str, list[m.Assignment]] = field(default_factory=dict)  # the gradients of the step, as given
+    tasks: dict[str, list[m.Assignment]] = field(default_factory=dict)  # the gradients of the step, as assigned
     killed: list[str] = field(default_factory=list)
     leaf: int = -1
     _taken: threading.Event = field(default_factory=threading.Event)  # the third node has what another one had
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def arm(self) -> None:
-        """Before the run."""
+        """Sets the traps, before the run."""
         for name, proxy in self.nodes.proxies.items():
             if proxy.is_online:
                 proxy.when(DOWN, is_gradient, lambda seen, name=name: self._given(name, seen), once=False)
@@ -56,7 +56,7 @@ class ThreeDeaths:
                 self._taken.set()
 
     def _blamed(self) -> int:
-        """The first leaf of a killed one that the third has been given, in its order of work; -1: none yet."""
+        """The first leaf of a killed worker that the third node has, in its order of work; -1: none yet."""
         (third,) = [name for name in self.nodes.online() if name not in self.killed[:2]]
         firsts = {self.tasks[name][0].start for name in self.killed[:2]}
         return next((leaf for leaf in self._order(third) if leaf in firsts), -1)
@@ -65,10 +65,10 @@ class ThreeDeaths:
         return [leaf for task in self.tasks.get(name, []) for leaf in range(task.start, task.stop)]
 
     def _answered(self, name: str, seen: Seen) -> None:
-        """The third node stops just before it would answer the leaf that a dead one had first in hand."""
+        """Stops the third node just before it answers the leaf that a killed worker was computing."""
         assert isinstance(seen.message, m.LeafAnswer)
         if self.leaf >= 0:
-            return  # later, all is as usual
+            return  # later messages pass
         if self.nodes.task(name, seen.message).verb != "gradient":
             return
         with self._lock:
@@ -85,7 +85,7 @@ class ThreeDeaths:
                 self.killed.append(name)
 
 
-def test_a_leaf_that_was_in_work_at_two_deaths_goes_to_one_node_alone(
+def test_a_leaf_that_was_being_computed_at_two_losses_goes_to_one_node_alone(
     nodes: FaultNodes, undisturbed: Undisturbed, model: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
@@ -106,7 +106,7 @@ def test_a_leaf_that_was_in_work_at_two_deaths_goes_to_one_node_alone(
     assert alone, deaths.tasks
     name, task = alone[0]
     answered = False
-    for direction, message in nodes.proxies[name].journal:  # nothing else was in its hands before the answer came
+    for direction, message in nodes.proxies[name].journal:  # it had nothing else before the answer came
         if direction == UP and isinstance(message, m.LeafAnswer) and message.attempt == task.attempt:
             answered = True
         elif direction == DOWN and isinstance(message, m.Assignment) and message.session == task.session:
@@ -115,7 +115,7 @@ def test_a_leaf_that_was_in_work_at_two_deaths_goes_to_one_node_alone(
     assert sha(folder) == expected
 
 
-def test_with_the_last_node_lost_the_run_waits_and_goes_on_with_a_new_one(
+def test_after_the_loss_of_the_last_node_the_run_waits_and_continues_with_a_new_one(
     nodes: FaultNodes, undisturbed: Undisturbed, model: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
@@ -147,7 +147,7 @@ def test_a_node_that_is_started_five_times_is_one_member(
     proxy, starts = nodes.proxies["b"], []
 
     def restart(seen: Seen) -> None:
-        """Its supervisor is admitted: killed and started again, five times; the sixth may stay."""
+        """Kills the accepted supervisor and starts it again, five times; the sixth stays."""
         starts.append(seen.message)
         if len(starts) < 6:
             seen.dropped = seen.last = True
@@ -174,7 +174,7 @@ def test_a_node_that_is_started_five_times_is_one_member(
     assert sha(folder) == expected
 
 
-def test_nobody_waits_for_a_joiner_that_never_finishes_loading(
+def test_a_run_does_not_wait_for_a_new_node_that_never_finishes_loading(
     nodes: FaultNodes, undisturbed: Undisturbed, model: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
@@ -192,7 +192,7 @@ def test_nobody_waits_for_a_joiner_that_never_finishes_loading(
     assert sha(folder) == expected
 
 
-def test_a_joiner_in_mid_run_takes_part_from_the_next_round_on(
+def test_a_node_that_joins_during_a_run_takes_part_from_the_next_round_on(
     nodes: FaultNodes, undisturbed: Undisturbed, model: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"

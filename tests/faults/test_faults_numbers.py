@@ -1,4 +1,4 @@
-"""Numbers that are wrong on one node, or on all, or on the way: none of them reaches the adapter."""
+"""Wrong numbers on one node, on all nodes, or on the wire: none of them reaches the adapter."""
 
 import re
 from dataclasses import replace
@@ -20,14 +20,14 @@ from tests.faults.fault_runs import Undisturbed, config_of, events, sha, told, t
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-STEP = 3  # in which it happens: by then all three nodes work
+STEP = 3  # of the fault: by then all three nodes work
 
 
 @pytest.mark.parametrize(("method", "verb"), [("dpo", "gradient"), ("kto", "score")])
 def test_a_nan_on_one_bad_node_is_computed_elsewhere(
     method: str, verb: str, nodes: FaultNodes, undisturbed: Undisturbed, model: Path, tmp_path: Path
 ) -> None:
-    # The node's memory is what is bad: its adapter has a NaN, which came with the right hash.
+    # The memory of the node is bad: its adapter has a NaN that arrived with the right hash.
     folder = tmp_path / "run"
     expected = undisturbed(method)
     nodes.ready("a", "b", "c")
@@ -59,7 +59,7 @@ def test_a_nan_on_all_nodes_stops_the_run_before_the_step_and_names_the_rows(
     folder = tmp_path / "run"
     nodes.ready("a", "b")
     config = config_of(model, folder, method)
-    wild = replace(config, train=replace(config.train, learning_rate=1e30))  # step 1 is taken, and nothing fits then
+    wild = replace(config, train=replace(config.train, learning_rate=1e30))  # step 1 is taken, then all overflows
     with pytest.raises(NonFiniteError) as caught:
         train(wild, nodes.port)
     sentence = {
@@ -67,7 +67,7 @@ def test_a_nan_on_all_nodes_stops_the_run_before_the_step_and_names_the_rows(
         "sft": r"NaN or Inf in leaf \d of step 2 \(rows \d+\), on [ab] and on [ab]: no step was taken",
     }
     assert re.match(sentence[method], str(caught.value)), str(caught.value)
-    assert " NaN or Inf in leaf " in told(folder)  # it had been computed once more before
+    assert " NaN or Inf in leaf " in told(folder)  # it had been computed a second time before
     assert [event["step"] for event in events(folder, "train")] == [1]
     state, _ = load_state(RunFolder(folder))
     assert state.step == 1
@@ -104,7 +104,7 @@ def test_an_adapter_that_is_damaged_on_the_way_is_sent_again(
     assert sha(folder) == expected
 
 
-def test_a_worker_whose_partials_are_always_damaged_is_started_anew(
+def test_a_worker_whose_partials_are_always_damaged_is_restarted(
     nodes: FaultNodes, undisturbed: Undisturbed, model: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
@@ -125,18 +125,18 @@ def test_a_worker_whose_partials_are_always_damaged_is_started_anew(
 
 
 def is_partial(nodes: FaultNodes, name: str, message: Message) -> bool:
-    """Whether this is a block of a partial, of a step in which all nodes work."""
+    """True for a block of a partial, of a step in which all nodes work."""
     offer = nodes.offer(name, UP, message) if isinstance(message, m.VectorBlock) else None
     return offer is not None and offer.step >= STEP
 
 
 def flip(seen: Seen) -> None:
-    """One bit of one number."""
+    """Flips one bit of one number."""
     payload = bytearray(seen.payload)
     payload[len(payload) // 2] ^= 1
     seen.payload = bytes(payload)
 
 
 def set_digest(end: Seen, hashed: str) -> None:
-    """The hash that the sender would give."""
+    """Sets the hash that the sender would give."""
     end.message = msgspec.structs.replace(end.message, digest=hashed)

@@ -1,4 +1,4 @@
-"""Nodes that stand still: for a while, for ever, or until they were given up; and workers that do nothing."""
+"""Nodes that are stopped for a while, for ever, or until they were given up; and workers that do nothing."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.faults.fault_runs import CALM, SHORT, Script, Undisturbed, config_of,
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-STEP = 3  # in which it happens: by then all three nodes work
+STEP = 3  # of the fault: by then all three nodes work
 OTHERS = " go to others"
 SILENCE = replace(CALM, suspect_seconds=SHORT.suspect_seconds, dead_seconds=SHORT.dead_seconds)
 
@@ -23,11 +23,11 @@ def given_a_gradient(_: str, message: Message) -> bool:
 
 
 def stopped(nodes: FaultNodes, which: str) -> Caught:
-    """SIGSTOP for the first node that is given a gradient: it has work in hand, and does nothing."""
+    """Sends SIGSTOP to the first node that gets a gradient to compute: it has work and does nothing."""
     return nodes.catch(DOWN, given_a_gradient, lambda name, _: nodes.stop(name, which))
 
 
-def test_a_node_that_stands_still_for_a_while_goes_on_with_its_work(
+def test_a_node_that_is_stopped_for_a_while_continues_its_work(
     nodes: FaultNodes, undisturbed: Undisturbed, model: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
@@ -42,7 +42,7 @@ def test_a_node_that_stands_still_for_a_while_goes_on_with_its_work(
     assert sha(folder) == expected
 
 
-def test_a_node_that_stands_still_for_ever_is_given_up(
+def test_a_node_that_is_stopped_for_ever_is_given_up(
     nodes: FaultNodes, undisturbed: Undisturbed, model: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
@@ -81,7 +81,7 @@ def test_late_answers_of_a_node_that_was_given_up_are_refused_and_it_takes_part_
     assert sha(folder) == expected
 
 
-def test_a_worker_that_does_nothing_while_its_supervisor_beats_is_started_anew(
+def test_a_worker_that_does_nothing_while_its_supervisor_sends_heartbeats_is_restarted(
     nodes: FaultNodes, undisturbed: Undisturbed, model: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
@@ -95,7 +95,7 @@ def test_a_worker_that_does_nothing_while_its_supervisor_beats_is_started_anew(
     assert sha(folder) == expected
 
 
-def test_what_takes_long_on_one_node_is_computed_by_another_too_and_the_first_result_counts(
+def test_late_leaves_are_computed_by_another_node_too_and_the_first_result_counts(
     nodes: FaultNodes, undisturbed: Undisturbed, model: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
@@ -116,6 +116,6 @@ def test_what_takes_long_on_one_node_is_computed_by_another_too_and_the_first_re
 
 
 def assert_given_up(name: str, folder: Path) -> None:
-    """It is said who was given up, why, and what became of its work."""
+    """Asserts that the run says which node was given up, why, and what was done with its work."""
     lines = [line for line in told(folder).splitlines() if line.startswith(f"{name} dead not heard for ")]
     assert any("; leaves [" in line and line.endswith(OTHERS) for line in lines), told(folder)

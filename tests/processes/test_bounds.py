@@ -1,4 +1,4 @@
-"""What grows is bounded: logs, the lines that wait, open files; and what was left out is said."""
+"""Everything that grows is bounded: logs, waiting lines, open files. The run says what was left out."""
 
 import subprocess
 import sys
@@ -45,7 +45,7 @@ def test_a_log_never_grows_beyond_its_size_and_keeps_the_newest_lines_whole(tmp_
             assert first == 0
 
 
-def test_a_supervisor_that_has_the_log_open_goes_on_at_its_end(tmp_path: Path) -> None:
+def test_a_supervisor_that_has_the_log_open_continues_at_its_end(tmp_path: Path) -> None:
     log = tmp_path / "a.log"
     with log.open("ab", buffering=0) as supervisor:
         for number in range(100):
@@ -82,7 +82,7 @@ def all_news(worker: Worker) -> list[str]:
     return lines
 
 
-def test_lines_that_wait_are_bounded_and_it_is_said_once_how_many_were_left_out(worker: Worker) -> None:
+def test_waiting_lines_are_bounded_and_the_number_left_out_is_reported_once(worker: Worker) -> None:
     for number in range(UNSEEN_LINES + 4000):
         worker.printed(f"line {number}")
     first, *lines = all_news(worker)
@@ -92,7 +92,7 @@ def test_lines_that_wait_are_bounded_and_it_is_said_once_how_many_were_left_out(
     assert all_news(worker) == ["the next"]
 
 
-def test_a_line_without_an_end_is_cut_and_not_kept_whole() -> None:
+def test_a_line_without_an_end_is_cut() -> None:
     worker = Worker.start({}, ("-c", f"print('x' * {3 * LINE_CHARS}); print('end'); input()"))
     try:
         lines: list[str] = []
@@ -152,7 +152,7 @@ def test_the_commands_that_start_raise_the_soft_limit_of_open_files(words: list[
 
 
 class NoModel(Engine):
-    """Says what an engine says, without a model."""
+    """Answers as an engine does, without a model."""
 
     def perform(self, job: Job, session: m.SessionId, progress: Callable[[str], None]) -> Results:
         if isinstance(job, LoadModel):
@@ -171,7 +171,7 @@ def coordinator_here(port: int, model: Path) -> Iterator[Coordinator]:
 
 
 def come_and_go(coordinator: Coordinator, port: int, names: list[str]) -> None:
-    """All of them join, get ready and leave."""
+    """Lets all nodes join, get ready and leave."""
     nodes = [ThreadNode(name, HERE, port, NoModel()) for name in names]
     coordinator.fleet.wait_for_nodes(len(names), len(names), 60.0)
     for node in nodes:
@@ -182,7 +182,7 @@ def come_and_go(coordinator: Coordinator, port: int, names: list[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_fifty_joins_and_leaves_leave_no_file_open(model: Path) -> None:
-    """Under old names and new ones by turns."""
+    """The nodes come under old and new names in turn."""
     port, here = free_ports(), psutil.Process()
     with coordinator_here(port, model) as coordinator:
         come_and_go(coordinator, port, [f"node-{place}" for place in range(10)])
@@ -194,7 +194,7 @@ def test_fifty_joins_and_leaves_leave_no_file_open(model: Path) -> None:
 
 
 def settled(process: psutil.Process, expected: int = 0) -> int:
-    """The number of open files once it does not fall any more: ZeroMQ closes connections a little later."""
+    """Waits until the number of open files no longer falls (ZeroMQ closes connections later), and returns it."""
     lowest, quiet = process.num_fds(), 0
     while quiet < 10 and lowest > expected:
         threading.Event().wait(0.1)
@@ -206,8 +206,8 @@ def settled(process: psutil.Process, expected: int = 0) -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
-def test_nodes_that_hang_are_gone_when_the_coordinator_has_stopped_them(tmp_path: Path) -> None:
-    """The end of their input and SIGTERM are nothing to a process that stands still: SIGKILL is what counts."""
+def test_nodes_that_hang_are_gone_after_the_coordinator_has_stopped_them(tmp_path: Path) -> None:
+    """A stopped process ignores the end of its input and SIGTERM; only SIGKILL ends it."""
     nodes = LocalNodes(tmp_path, stop_seconds=0.2)
     nodes.start(local_hosts(3).nodes, free_ports())
     hung = [psutil.Process(process.pid) for process in nodes.processes.values()]

@@ -1,4 +1,4 @@
-"""The preference laws again with real processes and sockets: supervisors, workers, ports, files."""
+"""The laws of preference training with real processes and sockets: supervisors, workers, ports, files."""
 
 import hashlib
 import json
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 
 def write_rows(folder: Path, method: str) -> Path:
-    """13 rows of very different lengths, and 4 to validate; for KTO of both classes."""
+    """Writes 13 rows of very different lengths and 4 validation rows; for KTO of both classes."""
     random = np.random.default_rng(8)
 
     def words(most: int) -> str:
@@ -66,7 +66,7 @@ def sha(path: Path) -> str:
 
 
 def events(output: Path, kind: str) -> list[dict[str, object]]:
-    """The events of a kind, without what differs from one run to the next."""
+    """The events of a kind, without the fields that differ from one run to the next."""
     lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     timed = ("time", "second", "message", "peak", "disturbed", "recomputed")
     return [
@@ -120,7 +120,7 @@ reference = "initial"
 
 
 @pytest.mark.parametrize("method", ["dpo", "kto"])
-def test_an_interrupted_run_goes_on_with_the_bits_and_references_of_an_unbroken_one(
+def test_an_interrupted_run_resumes_with_the_bits_and_references_of_an_uninterrupted_one(
     method: str, model: Path, tmp_path: Path
 ) -> None:
     data = write_rows(tmp_path / "data", method)

@@ -1,4 +1,4 @@
-"""The laws again with real processes and sockets: supervisors, workers, ports, signals."""
+"""The laws of training with real processes and sockets: supervisors, workers, ports, signals."""
 
 import hashlib
 import json
@@ -30,7 +30,7 @@ GONE_SECONDS = 15.0
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """30 conversations of very different lengths, and 6 to validate."""
+    """30 conversations of very different lengths, and 6 validation rows."""
     folder = tmp_path_factory.mktemp("data")
     random = np.random.default_rng(5)
 
@@ -66,7 +66,7 @@ def sha(path: Path) -> str:
     "batch",
     [
         BatchConfig(size=8, micro_size=1),
-        # 3 windows an epoch: steps of 2 and of 1 window, each with leaves of 3, 3 and 2 rows
+        # 3 windows per epoch: steps of 2 and of 1 window, each with leaves of 3, 3 and 2 rows
         BatchConfig(size=8, micro_size=3, grad_accum_steps=2),
         BatchConfig(size=2, micro_size=1),
     ],
@@ -87,10 +87,10 @@ def test_saved_adapters_are_byte_identical_for_1_2_3_and_5_nodes(
     assert len(vals) == 1
 
 
-def test_mlx_lm_loads_what_was_trained_and_finds_the_same_validation_loss(
+def test_mlx_lm_loads_the_trained_adapter_and_finds_the_same_validation_loss(
     pools: Pools, data: Path, tmp_path: Path
 ) -> None:
-    """On a model in mixed 4 and 8 bits, whose adapter has ranks by bits and is saved zero-padded."""
+    """The model has mixed 4 and 8 bits; its adapter has ranks by bits and is saved padded with zeros."""
     model = llama_folder(tmp_path / "mixed", mixed=True)
     config = configured(model, data, tmp_path / "run", BatchConfig(size=8, micro_size=2))
     assert run(config, pools.hosts(2), resume=False, environ={}) == 0
@@ -141,7 +141,7 @@ def start(folder: Path, *, model: Path, data: Path, nodes: int, steps: int = 100
 
 
 def read_until(process: "subprocess.Popen[str]", words: str) -> str:
-    """The output up to the first line with these words."""
+    """Reads the output up to the first line with these words."""
     assert process.stdout is not None
     lines = []
     for line in process.stdout:
@@ -158,7 +158,7 @@ def family(process: "subprocess.Popen[str]") -> list[psutil.Process]:
 
 
 def gone(processes: list[psutil.Process]) -> list[psutil.Process]:
-    """Who is still there after a while."""
+    """Waits for the end of the processes and returns those that still run."""
     return psutil.wait_procs(processes, timeout=GONE_SECONDS)[1]
 
 
@@ -178,7 +178,7 @@ def test_an_interrupt_saves_the_last_step_stops_every_node_and_exits_130(
     assert gone(everyone) == []
 
 
-def test_a_resumed_run_has_the_bits_of_an_unbroken_one(model: Path, data: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(model: Path, data: Path, tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     whole.mkdir()
     broken.mkdir()
@@ -197,7 +197,7 @@ def test_a_resumed_run_has_the_bits_of_an_unbroken_one(model: Path, data: Path, 
     assert losses[0] == losses[1]
 
 
-def test_a_run_is_not_resumed_under_settings_that_mean_something_else(
+def test_a_run_is_not_resumed_under_settings_with_another_meaning(
     pools: Pools, model: Path, data: Path, tmp_path: Path
 ) -> None:
     config = configured(model, data, tmp_path / "run", BatchConfig(size=8))
@@ -225,7 +225,7 @@ def test_no_process_outlives_a_killed_coordinator(model: Path, data: Path, tmp_p
 
 
 @pytest.mark.parametrize("victim", ["supervisor", "worker"])
-def test_a_killed_process_of_a_launched_node_is_started_again_and_the_run_goes_on(
+def test_a_killed_process_of_a_launched_node_is_restarted_and_the_run_continues(
     victim: str, model: Path, data: Path, tmp_path: Path
 ) -> None:
     process = start(tmp_path, model=model, data=data, nodes=2)

@@ -1,6 +1,6 @@
 """Real supervisors, sessions, engines and sockets in threads of this process: a node without processes, over loopback.
 
-The worker's thread keeps one engine for as long as the node lives, as a worker process does.
+The thread of the worker keeps one engine while the node runs, as a worker process does.
 """
 
 import os
@@ -37,7 +37,7 @@ from tests.laws.memory_fleet import make_row
 from tests.laws.model_folder import VOCABULARY
 
 HERE = "127.0.0.1"
-RANK = 400  # with which the tiny llama's adapter has two blocks
+RANK = 400  # gives the adapter of the tiny llama two blocks
 LEAVES = 4
 
 
@@ -97,7 +97,7 @@ class ThreadNode:
             serve(order, orders, self.engine)
 
     def close(self) -> None:
-        """Leave."""
+        """Leaves, and ends the thread."""
         self._orphaned.set()
         self._thread.join(30)
         assert not self._thread.is_alive()
@@ -105,7 +105,7 @@ class ThreadNode:
 
 @contextmanager
 def thread_nodes(*nodes: tuple[str, str, int]) -> Iterator[list[ThreadNode]]:
-    """Nodes as (name, host, port), which leave at the end."""
+    """Starts nodes given as (name, host, port), which leave at the end of the block."""
     started = [ThreadNode(*node) for node in nodes]
     try:
         yield started
@@ -125,21 +125,21 @@ class Coordinator:
 
     @property
     def sentences(self) -> str:
-        """All news so far, a line each."""
+        """All news so far, one line each."""
         return "\n".join(f"{news.name} {news.message}" for news in self.told)
 
     def gradient(self, step: int = 1) -> Vector:
-        """The grad_sum of a step of a few leaves under a fixed adapter."""
+        """The grad_sum of a step of a few leaves with a fixed adapter."""
         return self.fleet.gradient(request(step))[0].copy()
 
     def send_adapter(self) -> None:
-        """A fixed adapter, the same for every coordinator."""
+        """Sends a fixed adapter, the same for every coordinator."""
         elements = manifests.size(self.fleet.wait_for_model().manifest)
         drawn = np.random.default_rng(1).standard_normal(elements) * 0.02
         self.fleet.send_adapter(0, drawn.astype(np.float32))
 
     def crash(self) -> None:
-        """Be gone without a word, as after SIGKILL."""
+        """Ends without a message, as after SIGKILL."""
         self.fleet._closing = True
         self.hub.wake()
         assert self.fleet._thread is not None
@@ -164,7 +164,7 @@ def config_of(model: Path, *, segment_size: int = 0, rank: int = RANK) -> RunCon
 
 
 def start_coordinator(config: RunConfig, port: int, incarnation: int = 1, **changes: Any) -> Coordinator:
-    """A coordinator at `port` and `port + 1` of loopback, with short times."""
+    """Starts a coordinator at `port` and `port + 1` of loopback, with short times."""
     hub = RouterHub(HERE, port)
     values = {
         "run": "test",
@@ -174,7 +174,7 @@ def start_coordinator(config: RunConfig, port: int, incarnation: int = 1, **chan
         "data_port": hub.ports[DATA],
         "beat_seconds": 0.1,
         "suspect_seconds": 0.5,
-        "dead_seconds": 60.0,  # a loaded machine is not dead
+        "dead_seconds": 60.0,  # a loaded machine must not look dead
         "return_seconds": 0.3,
         "restart_seconds": 0.05,
     }

@@ -1,4 +1,4 @@
-"""scripts/bench_step.py works on a fresh machine and compares like with like. What it measures is not tested."""
+"""scripts/bench_step.py works on a fresh machine and compares like with like. Its measurements are not tested."""
 
 import json
 import subprocess
@@ -15,30 +15,30 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """One pair with the tiny model, leaves of two rows, started elsewhere than in the project."""
+    """The output for one pair with the tiny model and leaves of two rows, run outside the project folder."""
     command = [sys.executable, str(SCRIPT), "--tiny", "--pairs", "1", "--steps", "2", "--batch", "3", "--micro", "2"]
     done = subprocess.run(
         command, cwd=tmp_path_factory.mktemp("elsewhere"), capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)  # nothing else is printed there
+    found: dict[str, Any] = json.loads(done.stdout)  # stdout has nothing else
     return found
 
 
 def test_both_train_the_same_targets_of_the_same_rows(result: dict[str, Any]) -> None:
     assert result["rows"] == 6
-    assert result["mlxdist"]["targets_per_pass"] == result["mlx_lm"]["targets_per_pass"] > 0
-    # The same adapter at first and the same targets: only the order of the batches and the trained pads differ.
-    losses = [result[side]["loss_in_the_last_pass"] for side in ("mlxdist", "mlx_lm")]
+    assert result["mlxdist"]["targets_per_epoch"] == result["mlx_lm"]["targets_per_epoch"] > 0
+    # First adapter and targets are the same; only the order of batches and the trained padding differ.
+    losses = [result[side]["loss_in_the_last_epoch"] for side in ("mlxdist", "mlx_lm")]
     assert losses[0] == pytest.approx(losses[1], rel=0.05)
 
 
-def test_the_step_without_a_wire_is_the_same_computation(result: dict[str, Any]) -> None:
+def test_the_step_without_a_wire_has_the_same_bits(result: dict[str, Any]) -> None:
     assert result["wire"]["same_bits"] is True
     assert len(result["wire"]["overhead_seconds_by_pair"]) > 1
 
 
-def test_every_figure_comes_with_what_it_was_measured_on(result: dict[str, Any]) -> None:
+def test_every_figure_comes_with_the_machine_and_versions_it_was_measured_on(result: dict[str, Any]) -> None:
     for side in ("mlxdist", "mlx_lm"):
         shares = [result[side][f"{which}_share_of_gemm_peak"] for which in ("needed", "computed")]
         assert 0 < shares[0] <= shares[1]

@@ -1,4 +1,4 @@
-"""What the comparison scripts build is what both sides can read, and their arithmetic is right."""
+"""The comparison scripts write files that both sides can read, and their arithmetic is right."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from scripts import bench_preference, compare_trl, toy_preferences
 
 
 @pytest.mark.parametrize("method", ["dpo", "kto"])
-def test_the_toy_is_read_by_mlx_lm_with_its_adapter_and_one_token_per_character(tmp_path: Path, method: str) -> None:
+def test_mlx_lm_reads_the_toy_model_with_its_adapter_and_one_token_per_character(tmp_path: Path, method: str) -> None:
     from mlx_lm import load
 
     compare_trl.prepare(tmp_path, method, steps=3)
@@ -33,17 +33,17 @@ def test_the_same_seed_makes_the_same_toy(tmp_path: Path) -> None:
     assert one == two
 
 
-def test_losses_are_compared_relative_and_step_by_step() -> None:
+def test_losses_are_compared_relatively_and_step_by_step() -> None:
     ours, theirs = [{"loss": 0.5}, {"loss": 0.11}], [{"loss": 0.5}, {"loss": 0.1}]
     assert compare_trl.apart(ours, theirs) == pytest.approx([0.0, 0.1])
     with pytest.raises(SystemExit, match="2 steps and TRL 1"):
         compare_trl.apart(ours, theirs[:1])
 
 
-def test_the_benchmark_leaves_the_first_step_out_of_later_passes() -> None:
+def test_the_benchmark_leaves_the_first_step_out_of_later_epochs() -> None:
     ours = [{"seconds": [9.0, 2.0, 2.0, 2.2], "peak_gb": 1.0}]
     theirs = [{"seconds": [50.0, 4.0, 4.0, 4.4], "peak_gb": 4.0}]
     measured = bench_preference.summary(ours, theirs)
-    assert measured["mlxdist"]["first_pass_seconds"] == 9.0
-    assert measured["times_faster_from_the_second_pass"] == 2.0
+    assert measured["mlxdist"]["first_epoch_seconds"] == 9.0
+    assert measured["times_faster_from_the_second_epoch"] == 2.0
     assert measured["peak_memory_ratio"] == 0.25

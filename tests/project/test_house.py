@@ -1,4 +1,4 @@
-"""The house keeps its own order: what linters cannot say about rooms, names and imports."""
+"""Rules of the project that linters cannot check, about folders, names, imports and words."""
 
 import ast
 import os
@@ -14,12 +14,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("coordinator", "node", "protocol")
-HEAVY = {"mlx_lm", "transformers", "datasets"}  # about two seconds at every start of a command
+HEAVY = {"mlx_lm", "transformers", "datasets"}  # take about two seconds to import
 NOT_OURS = {".git", ".venv", "build", "dist", "runs", "models", "golden"}
 
 
 def sources(*folders: str) -> list[Path]:
-    """Our Python files in the named folders of the project."""
+    """Returns the Python files of the project in the given folders."""
     found = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     return sorted(path for path in found if "__pycache__" not in path.parts)
 
@@ -29,12 +29,13 @@ CODE = [*HOUSE, *sources("scripts", "tests")]
 
 
 def files() -> Iterator[Path]:
-    """Every file that belongs to the project, whether git knows it yet or not."""
+    """Yields every file of the project, including files that are not committed yet."""
     for folder, names, leaves in os.walk(ROOT):
-        hidden = (name for name in names if name.startswith(".") and name != ".ci")
+        hidden = (name for name in names if name.startswith(".") and name not in {".ci", ".github"})
         skipped = NOT_OURS | {"__pycache__"} | set(hidden) | {name for name in names if name.endswith(".egg-info")}
         names[:] = [name for name in names if name not in skipped]
-        yield from (Path(folder, leaf) for leaf in leaves if not Path(folder, leaf).is_symlink())
+        ours = [leaf for leaf in leaves if leaf not in NOT_OURS]  # in a git worktree `.git` is a file
+        yield from (Path(folder, leaf) for leaf in ours if not Path(folder, leaf).is_symlink())
 
 
 @cache
@@ -43,7 +44,7 @@ def tree(path: Path) -> ast.Module:
 
 
 def imports(node: ast.AST) -> set[str]:
-    """The top-level names that one statement imports."""
+    """Returns the top-level names that one statement imports."""
     match node:
         case ast.Import():
             return {alias.name.partition(".")[0] for alias in node.names}
@@ -53,7 +54,7 @@ def imports(node: ast.AST) -> set[str]:
 
 
 def imported_at_start(path: Path) -> set[str]:
-    """What importing the module imports: everything outside functions and `if TYPE_CHECKING`."""
+    """Returns the imports of a module that run when it is imported: those outside functions and `if TYPE_CHECKING`."""
     found, waiting = set[str](), list[ast.AST](tree(path).body)
     while waiting:
         node = waiting.pop()
@@ -67,7 +68,7 @@ def imported_at_start(path: Path) -> set[str]:
 
 
 def loaded_by(*modules: str) -> set[str]:
-    """The top-level names in a fresh interpreter after it imported the modules."""
+    """Returns the top-level names in a fresh interpreter after it imported the modules."""
     code = f"import sys, {', '.join(modules)}; print(*{{name.partition('.')[0] for name in sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     return set(done.stdout.split())
@@ -77,13 +78,13 @@ def test_every_module_says_what_it_is_for() -> None:
     assert [path for path in (*HOUSE, *sources("scripts")) if not ast.get_docstring(tree(path))] == []
 
 
-def test_no_file_is_a_drawer_for_anything() -> None:
+def test_no_file_is_a_collection_of_unrelated_functions() -> None:
     drawers = {"utils", "util", "helpers", "misc", "common"}
     assert [path for path in CODE if path.stem in drawers] == []
 
 
 def folder_of(module: str) -> str:
-    """`mlxdist.coordinator.cluster` for a module in that folder, the module itself where it stands in none."""
+    """Returns the folder of a module, such as `mlxdist.coordinator.cluster`."""
     path = ROOT.joinpath(*module.split("."))
     return module if path.is_dir() else module.rpartition(".")[0]
 
@@ -95,13 +96,13 @@ def test_no_two_folders_import_each_other_in_a_circle() -> None:
         for node in ast.walk(tree(path)):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mlxdist."):
                 below.setdefault(here, set()).add(folder_of(str(node.module)))
-    top = ("mlxdist", "mlxdist.coordinator", "mlxdist.node")  # the files that stand above the folders
+    top = ("mlxdist", "mlxdist.coordinator", "mlxdist.node")  # the files above the folders
     graph = {here: there - {here, *top} for here, there in below.items() if here not in top}
     assert len(graph) > 15
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
 
 
-def test_no_import_is_relative_or_takes_a_room_by_its_bare_name() -> None:
+def test_no_import_is_relative_or_without_the_package_name() -> None:
     wrong = [
         (path, node.lineno)
         for path in CODE
@@ -111,7 +112,7 @@ def test_no_import_is_relative_or_takes_a_room_by_its_bare_name() -> None:
     assert wrong == []
 
 
-def test_the_ground_floor_loads_no_model_library_and_no_socket() -> None:
+def test_the_protocol_loads_no_model_library_and_no_socket() -> None:
     modules = [f"mlxdist.protocol.{path.stem}" for path in sources("mlxdist/protocol") if path.stem != "__init__"]
     assert modules
     assert loaded_by(*modules) & {"mlx_lm", "transformers", "zmq"} == set()
@@ -121,19 +122,19 @@ def test_model_libraries_are_imported_only_inside_functions() -> None:
     assert [path for path in HOUSE if imported_at_start(path) & HEAVY] == []
 
 
-def test_a_supervisor_lives_without_mlx() -> None:
+def test_a_supervisor_does_not_load_mlx() -> None:
     assert loaded_by("mlxdist.node.supervisor") & {"mlx", "mlx_lm", "transformers"} == set()
 
 
 @pytest.mark.parametrize(("room", "allowed"), [("coordinator", 1), ("node", 1), ("protocol", 0)])
-def test_sockets_stand_in_one_file_of_each_upper_room(room: str, allowed: int) -> None:
+def test_sockets_are_used_in_one_file_of_coordinator_and_of_node(room: str, allowed: int) -> None:
     users = [
         path for path in sources(f"mlxdist/{room}") if any("zmq" in imports(node) for node in ast.walk(tree(path)))
     ]
     assert len(users) <= allowed, users
 
 
-def test_what_can_be_run_by_name_says_by_what() -> None:
+def test_executable_files_name_their_interpreter() -> None:
     run_by_name = {path for path in files() if os.access(path, os.X_OK)}
     with_interpreter = {path for path in files() if path.read_bytes().startswith(b"#!")}
     assert run_by_name == with_interpreter
@@ -141,7 +142,7 @@ def test_what_can_be_run_by_name_says_by_what() -> None:
 
 
 def test_no_file_names_a_machine_or_a_package_index() -> None:
-    # The brackets keep this file from naming what it looks for.
+    # The brackets keep this file from containing the names that it looks for.
     places = re.compile(
         rb"(?<!\w)/wor[k]/|/roo[t]/|/tmp/ven[v]|/home/[a-z]+/|pypi\.or[g]|pythonhosted\.or[g]|npmjs\.or[g]|deb\.debian\.or[g]"
     )

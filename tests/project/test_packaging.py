@@ -1,4 +1,4 @@
-"""The package that a person installs is the one that git holds, whichever way it was packed."""
+"""The installed package has the files that git has, for every way to build and install it."""
 
 import os
 import shutil
@@ -12,14 +12,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("coordinator", "node", "protocol")
-# A clone of another user's folder is fine here: it is only read.
+# The folder may belong to another user: it is only read.
 TRUST = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*"}
 
 pytestmark = pytest.mark.slow
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    """The output of a command that must succeed; its complaint otherwise."""
+    """Returns the output of a command, which must succeed."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")} | TRUST
     done = subprocess.run([str(word) for word in command], cwd=cwd, env=env, capture_output=True, text=True)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
@@ -27,7 +27,7 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 
 def make_wheel(source: str | Path, out: Path) -> Path:
-    """Pack `source`, whatever pip takes, with the setuptools of this environment: no network."""
+    """Builds a wheel of `source`, anything that pip accepts, with the setuptools of this environment: no network."""
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
     run(*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", out, source, cwd=out)
     (wheel,) = out.glob("*.whl")
@@ -36,14 +36,14 @@ def make_wheel(source: str | Path, out: Path) -> Path:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A copy of the project as it stands here, so that building leaves nothing behind in it."""
+    """A copy of the project, so that building leaves no files in it."""
     skip = shutil.ignore_patterns(".git", ".venv", "*.egg-info", "__pycache__", ".*_cache", "build", "runs", "models")
     return shutil.copytree(ROOT, tmp_path / "tree", symlinks=True, ignore=skip)
 
 
 @pytest.fixture
 def committed() -> str:
-    """The address of this checkout for git; skips where there is none."""
+    """The address of this checkout for pip; skips where there is no commit."""
     head = subprocess.run(
         ["git", "rev-parse", "--verify", "--quiet", "HEAD"], cwd=ROOT, env=os.environ | TRUST, capture_output=True
     )
@@ -53,13 +53,13 @@ def committed() -> str:
 
 
 def modules_of_folder(folder: Path) -> set[str]:
-    """The files of the package as a wheel must name them."""
+    """Returns the files of the package with the names that they must have in a wheel."""
     files = (path for path in (folder / "mlxdist").rglob("*") if path.suffix in {".py", ".typed"})
     return {str(path.relative_to(folder)) for path in files}
 
 
 def modules_of_commit() -> set[str]:
-    """The same from the last commit."""
+    """Returns the same names for the last commit."""
     names = run("git", "ls-tree", "-r", "--name-only", "HEAD", "mlxdist", cwd=ROOT).split("\n")
     return {name for name in names if name.endswith((".py", ".typed"))}
 
@@ -70,7 +70,7 @@ def modules_of_wheel(wheel: Path) -> set[str]:
 
 
 def assert_installs(wheel: Path, tmp_path: Path) -> None:
-    """The wheel installs where nothing else is, brings one top-level name, and its rooms can be imported."""
+    """Asserts that the wheel installs into an empty environment, with one top-level name, and can be imported."""
     clean = tmp_path / "clean"
     venv.create(clean, with_pip=False, symlinks=True)
     python = clean / "bin" / "python"
@@ -84,14 +84,14 @@ def assert_installs(wheel: Path, tmp_path: Path) -> None:
     assert (clean / "bin" / "mlxdist").exists()
 
 
-def test_a_wheel_of_the_folder_holds_every_room(tree: Path, tmp_path: Path) -> None:
+def test_a_wheel_of_the_folder_has_every_module(tree: Path, tmp_path: Path) -> None:
     expected = modules_of_folder(tree)
     wheel = make_wheel(tree, tmp_path)
     assert modules_of_wheel(wheel) == expected
     assert_installs(wheel, tmp_path)
 
 
-def test_a_wheel_of_the_sdist_holds_every_room(tree: Path, tmp_path: Path) -> None:
+def test_a_wheel_of_the_sdist_has_every_module(tree: Path, tmp_path: Path) -> None:
     expected = modules_of_folder(tree)
     build = "import sys, setuptools.build_meta as backend; backend.build_sdist(sys.argv[1])"
     run(sys.executable, "-c", build, tmp_path, cwd=tree)
@@ -101,7 +101,7 @@ def test_a_wheel_of_the_sdist_holds_every_room(tree: Path, tmp_path: Path) -> No
     assert_installs(wheel, tmp_path)
 
 
-def test_a_wheel_of_the_git_address_holds_every_room(committed: str, tmp_path: Path) -> None:
+def test_a_wheel_of_the_git_address_has_every_module(committed: str, tmp_path: Path) -> None:
     wheel = make_wheel(committed, tmp_path)
     assert modules_of_wheel(wheel) == modules_of_commit()
     assert_installs(wheel, tmp_path)
@@ -116,7 +116,7 @@ def test_a_copy_without_symlinks_is_the_same_package(tree: Path, tmp_path: Path)
     assert_installs(wheel, tmp_path)
 
 
-def test_git_keeps_the_links_to_the_rooms_as_relative_symlinks(committed: str) -> None:
+def test_git_has_the_top_level_links_as_relative_symlinks(committed: str) -> None:
     listed = run("git", "ls-files", "--stage", *ROOMS, cwd=ROOT)
     modes = {line.split("\t")[1]: line.split()[0] for line in listed.splitlines()}
     assert modes == dict.fromkeys(ROOMS, "120000")

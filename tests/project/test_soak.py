@@ -1,4 +1,4 @@
-"""The scripts that hurt a run: the plan is its seed's, whoever is stopped goes on, and lost nodes are made up for."""
+"""The soak test: the plan depends only on the seed, every stopped process continues, and lost nodes are replaced."""
 
 import signal
 from collections.abc import Callable
@@ -22,7 +22,7 @@ def test_a_plan_is_the_same_for_the_same_seed_and_has_every_kind() -> None:
 
 @dataclass
 class FakeProcess:
-    """Remembers its signals; SIGKILL and SIGTERM end it."""
+    """A process that remembers its signals; SIGKILL and SIGTERM end it."""
 
     signals: list[signal.Signals] = field(default_factory=list)
     ended: bool = False
@@ -39,7 +39,7 @@ class FakeProcess:
 
 @dataclass
 class FakeCluster:
-    """Nodes of two fake processes each; a worker ends with its supervisor, and one that ended is started again."""
+    """Nodes of two fake processes each. A worker ends with its supervisor; an ended worker is restarted."""
 
     nodes: dict[str, tuple[FakeProcess, FakeProcess]] = field(default_factory=dict)
     ever: list[FakeProcess] = field(default_factory=list)
@@ -82,7 +82,7 @@ class World:
             look()
 
 
-def test_after_all_faults_every_process_goes_on_and_there_are_enough_nodes() -> None:
+def test_after_all_faults_every_process_continues_and_there_are_enough_nodes() -> None:
     world = World()
 
     def not_too_many() -> None:
@@ -97,7 +97,7 @@ def test_after_all_faults_every_process_goes_on_and_there_are_enough_nodes() -> 
     assert len(world.cluster.alive()) >= NODES
 
 
-def test_a_stopped_node_is_stopped_whole_for_its_time() -> None:
+def test_both_processes_of_a_stopped_node_are_stopped_for_its_time() -> None:
     world = World()
     world.hurting.hurt(Fault(0.0, "stop a node for long", 0.0, 5.0))
     node = world.cluster.nodes["node-1"]
@@ -117,14 +117,14 @@ def test_a_slowed_worker_runs_a_quarter_of_the_time() -> None:
     assert not world.cluster.worker("node-1").stopped
 
 
-def test_a_node_that_gave_up_is_made_up_for() -> None:
+def test_a_node_that_gave_up_is_replaced() -> None:
     world = World()
     world.cluster.supervisor("node-2").ended = True
     world.pass_time(1.0)
     assert len(world.cluster.alive()) == NODES
 
 
-def test_events_are_read_once_whole_and_anew_when_a_resumed_run_wrote_them_anew(tmp_path: Path) -> None:
+def test_complete_events_are_read_once_and_again_when_a_resumed_run_writes_a_new_file(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     events = Events(path)
     assert events.news() == []

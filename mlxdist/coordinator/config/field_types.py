@@ -1,171 +1,86 @@
-"""What one configuration value may be: read from a field's type, checked, and said in words.
+"""Checks one configuration value by the type of its field, and describes in words what the field takes.
 
-A field's annotation is the only place that knows its type and range:
+A field's annotation is the only place that knows its type and range. msgspec does the checking:
 
-    size: Annotated[int, Limits(low=1)] = 8        must be a whole number, at least 1
+    size: Annotated[int, Meta(ge=1)] = 8           must be a whole number, at least 1
     schedule: Literal["constant", "linear"]        must be "constant" or "linear"
     save_every: Count | Literal["auto"]            must be a whole number, at least 1, or "auto"
 """
 
-import difflib
 import json
-import math
 import types
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-NoneType = type(None)
+import msgspec
+from msgspec import Meta
+
+from mlxdist.coordinator.config.unknown_keys import nearest
+
+Text = Annotated[str, Meta(pattern=r"\S", description="text in quotes, not empty")]
+UNIONS = (Union, types.UnionType)
 SHOWN = 60  # characters of a value in a message
 
 
-@dataclass(frozen=True)
-class Limits:
-    """A range of numbers. `also` lists single values allowed outside it."""
+def checked(hint: Any, value: object) -> Any:
+    """Returns `value` as the type `hint` holds it: a list becomes a tuple, 1 becomes 1.0 where a number is asked for.
 
-    low: float | None = None
-    high: float | None = None
-    above: float | None = None  # the value must be greater than this
-    under: float | None = None  # the value must be less than this
-    also: tuple[int, ...] = ()
-
-    def allow(self, value: float) -> bool:
-        """Whether `value` is inside."""
-        if value in self.also:
-            return True
-        return (
-            (self.low is None or value >= self.low)
-            and (self.high is None or value <= self.high)
-            and (self.above is None or value > self.above)
-            and (self.under is None or value < self.under)
-        )
-
-    def words(self) -> str:
-        """The range as a reader says it: "at least 0 and under 1"."""
-        named = [("at least", self.low), ("more than", self.above), ("at most", self.high), ("under", self.under)]
-        said = " and ".join(f"{word} {bound}" for word, bound in named if bound is not None)
-        return " or ".join([said, *map(str, self.also)])
-
-
-@dataclass(frozen=True)
-class Filled:
-    """A text that may not be empty."""
-
-    def allow(self, value: str) -> bool:
-        """Whether `value` says something."""
-        return bool(value.strip())
-
-    def words(self) -> str:
-        """The rule, after the type."""
-        return "not empty"
-
-
-class UnfitError(ValueError):
-    """A value that its field does not take. The caller says where, and what is allowed."""
+    Raises ValueError("must be …") for a wrong type or range. In TOML true is not 1, "8" is not 8, and 8.0 is not whole.
+    """
+    choices = _choices(hint)
+    for choice in choices if _fits_json(value) else ():  # one by one: msgspec has no Count | Literal[0], both being int
+        with suppress(msgspec.ValidationError):
+            return msgspec.convert(value, Text if choice is Path else choice)
+    literals = [literal for choice in choices if get_origin(choice) is Literal for literal in get_args(choice)]
+    near = nearest(value, [text for text in literals if isinstance(text, str)]) if isinstance(value, str) else None
+    raise ValueError(f"must be {allowed(hint)}" + (f'; did you mean "{near}"?' if near else ""))
 
 
 def shown(value: object) -> str:
-    """`value` as it would stand in TOML, shortened to one line."""
+    """Returns `value` as it would stand in TOML, shortened to one line."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
 
 
-def words(hint: Any) -> str:
-    """What the type `hint` allows, to follow "must be"."""
+def allowed(hint: Any) -> str:
+    """Describes the values that the type `hint` takes, to follow "must be"."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return ", ".join([words(args[0]), *(mark.words() for mark in args[1:])])
-    if origin in (Union, types.UnionType):
-        kinds = [words(arg) for arg in args if arg is not NoneType]
-        return kinds[0] if len(kinds) == 1 else ", or ".join(kinds)
+        meta: Meta = args[1]
+        named = [("at least", meta.ge), ("more than", meta.gt), ("at most", meta.le), ("under", meta.lt)]
+        limits = " and ".join(f"{word} {limit}" for word, limit in named if limit is not None)
+        return meta.description or f"{allowed(args[0])}, {limits}"
+    if origin in UNIONS:
+        return ", or ".join(map(allowed, _choices(hint)))
     if origin is Literal:
         return any_of(args)
     if origin is tuple and args[-1] is Ellipsis:
         return 'a list of texts, like ["one", "two"]'
     if origin is tuple:
-        return f"a list of {len(args)} values, each {words(args[0])}"
+        return f"a list of {len(args)} values, each {allowed(args[0])}"
     if origin is Mapping:
         return 'a table, like {name = "value"}'
-    plain = {int: "a whole number", float: "a number", bool: "true or false"}
-    return plain.get(hint, "text in quotes")
+    return {int: "a whole number", float: "a number", bool: "true or false"}.get(hint, "text in quotes")
 
 
-def any_of(choices: tuple[str, ...]) -> str:
-    """Quoted `choices` joined by commas and a last "or"."""
-    quoted = [f'"{choice}"' for choice in choices]
-    return " or ".join([*([", ".join(quoted[:-1])] if quoted[1:] else []), quoted[-1]])
+def any_of(literals: Iterable[object]) -> str:
+    """Returns `"sft", "dpo" or "kto"`."""
+    *first, last = map(json.dumps, literals)
+    return f"{', '.join(first)} or {last}" if first else last
 
 
-def meant(hint: Any, value: object) -> str:
-    """A question naming the choice of `hint` that a misspelt `value` is nearest to, or ""."""
-    choices = [choice for arg in (hint, *get_args(hint)) if get_origin(arg) is Literal for choice in get_args(arg)]
-    near = difflib.get_close_matches(value.lower(), choices, n=1) if isinstance(value, str) else []
-    return f'; did you mean "{near[0]}"?' if near else ""
-
-
-def fit(hint: Any, value: object) -> Any:
-    """`value` as the type `hint` holds it (lists become tuples, 1 becomes 1.0 where a number is asked for).
-
-    Raises UnfitError when the type or the range is wrong. In TOML true is no number, "8" no 8, 8.0 not whole.
-    """
-    origin, args = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        fitted = fit(args[0], value)
-        if not all(mark.allow(fitted) for mark in args[1:]):
-            raise UnfitError
-        return fitted
-    if origin in (Union, types.UnionType):
-        return _fit_union(args, value)
-    if origin is Literal:
-        if isinstance(value, str) and value in args:
-            return value
-        raise UnfitError
-    if origin is tuple:
-        return _fit_tuple(args, value)
-    if origin is Mapping:
-        return _fit_mapping(args[1], value)
-    return _fit_plain(hint, value)
-
-
-def _fit_union(args: tuple[Any, ...], value: object) -> Any:
-    for arg in args:
-        if arg is not NoneType:
-            try:
-                return fit(arg, value)
-            except UnfitError:
-                continue
-    raise UnfitError
-
-
-def _fit_tuple(args: tuple[Any, ...], value: object) -> tuple[Any, ...]:
-    if not isinstance(value, list):
-        raise UnfitError
-    hints = [args[0]] * len(value) if args[-1] is Ellipsis else list(args)
-    if len(hints) != len(value):
-        raise UnfitError
-    return tuple(fit(hint, item) for hint, item in zip(hints, value, strict=True))
-
-
-def _fit_mapping(hint: Any, value: object) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise UnfitError
-    if hint is not object:
-        return {key: fit(hint, item) for key, item in value.items()}
-    try:  # a free value must survive config.json: no dates, no nan
+def _fits_json(value: object) -> bool:
+    """Returns True when config.json can hold `value`: TOML has dates, infinity and nan beside that."""
+    try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError):
-        raise UnfitError from None
-    return dict(value)
+        return False
+    return True
 
 
-def _fit_plain(hint: type, value: object) -> Any:
-    if hint is float:
-        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf:
-            return float(value)
-    elif hint is Path:
-        if isinstance(value, str) and value.strip():
-            return Path(value)
-    elif type(value) is hint:  # exactly: bool is an int to isinstance
-        return value
-    raise UnfitError
+def _choices(hint: Any) -> tuple[Any, ...]:
+    """Returns the types that a union allows, without None, which TOML cannot say; another type alone."""
+    types_of_union = get_args(hint) if get_origin(hint) in UNIONS else (hint,)
+    return tuple(choice for choice in types_of_union if choice is not types.NoneType)

@@ -1,4 +1,4 @@
-"""The configuration as dotted keys: which there are, and the way between keys and dataclasses."""
+"""The configuration as dotted keys: their names and types, and the way between keys and dataclasses."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -8,7 +8,7 @@ from mlxdist.coordinator.config.schema import RunConfig
 
 
 def hints() -> dict[str, Any]:
-    """Every dotted key with its type: {"method": Literal[…], "batch.size": Count, …}."""
+    """Returns every dotted key with its type: {"method": Literal[…], "batch.size": Count, …}."""
     found: dict[str, Any] = {}
     for name, hint in get_type_hints(RunConfig, include_extras=True).items():
         if dataclasses.is_dataclass(hint):
@@ -20,7 +20,7 @@ def hints() -> dict[str, Any]:
 
 
 def tables() -> dict[str, list[str]]:
-    """Table name -> its keys; "" is the top of the file, where data = "folder" may stand too."""
+    """Returns the keys of each table. Table "" is the top of the file, where data = "folder" is allowed too."""
     found: dict[str, list[str]] = {"": ["model", "method", "output", "data"]}
     for key in hints():
         table, _, name = key.rpartition(".")
@@ -30,7 +30,7 @@ def tables() -> dict[str, list[str]]:
 
 
 def flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Nested `values` as dotted keys, values that are tables left whole; data = "folder" becomes data.path."""
+    """Yields nested `values` by dotted key; a value that is a table stays whole. data = "…" becomes data.path."""
     known = tables()
     for name, value in values.items():
         if name == "data" and isinstance(value, str):
@@ -42,7 +42,7 @@ def flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def nested(key: str, value: Any) -> dict[str, Any]:
-    """{"a": {"b": value}} of the dotted key a.b."""
+    """Returns {"a": {"b": value}} for the dotted key a.b."""
     for part in reversed(key.split(".")):
         value = {part: value}
     tree: dict[str, Any] = value
@@ -50,7 +50,7 @@ def nested(key: str, value: Any) -> dict[str, Any]:
 
 
 def build(values: Mapping[str, Any]) -> RunConfig:
-    """The configuration of checked `values` by dotted key; what is not given takes its default."""
+    """Returns the configuration of checked `values` by dotted key. A missing key takes its default."""
     top: dict[str, Any] = {key: value for key, value in values.items() if "." not in key}
     for name, hint in get_type_hints(RunConfig).items():
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
@@ -60,7 +60,7 @@ def build(values: Mapping[str, Any]) -> RunConfig:
 
 
 def value_at(config: RunConfig, key: str) -> Any:
-    """The value of the dotted `key`."""
+    """Returns the value of the dotted `key`."""
     value: Any = config
     for part in key.split("."):
         value = getattr(value, part)

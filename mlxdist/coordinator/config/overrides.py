@@ -1,34 +1,23 @@
-"""`--set key=value`: dotted keys, TOML values, bare words taken as text."""
+"""`--set key=value`: a dotted key and a TOML value; a bare word is taken as text."""
 
 import datetime
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from mlxdist.coordinator.config.toml_file import Fault
 
-
-@dataclass(frozen=True)
-class Override:
-    """One `--set`: its dotted key and value."""
-
-    key: str
-    value: Any
-
-
-def parse_overrides(texts: Sequence[str]) -> tuple[list[Override], list[Fault]]:
-    """The overrides in `texts`, and what is wrong with the others."""
+def parse_overrides(texts: Sequence[str]) -> tuple[list[tuple[str, Any]], list[str]]:
+    """Returns the (dotted key, value) pairs of `texts`, and a sentence for each text that is not such a pair."""
     overrides, faults = [], []
     for text in texts:
         key, equals, raw = text.partition("=")
         key = ".".join(part.strip() for part in key.split("."))
         if not equals:
-            faults.append(Fault(f"--set {text} has no value: write --set {key or 'key'}=value"))
+            faults.append(f"--set {text} has no value: write --set {key or 'key'}=value")
         elif not all(key.split(".")):
-            faults.append(Fault(f"--set {text} has no key: write --set train.steps=5"))
+            faults.append(f"--set {text} has no key: write --set train.steps=5")
         else:
-            overrides.append(Override(key, _value(raw.strip())))
+            overrides.append((key, _value(raw.strip())))
     return overrides, faults
 
 
@@ -37,8 +26,5 @@ def _value(raw: str) -> Any:
         values = tomllib.loads(f"value = {raw}")
     except tomllib.TOMLDecodeError:
         return raw  # a bare word: --set method=dpo
-    value = values["value"]
-    # a bare word that TOML takes for a date, or a line break that would smuggle in a second key
-    if len(values) != 1 or isinstance(value, datetime.date | datetime.time):
-        return raw
-    return value
+    # TOML reads a bare 2025-01-31 as a date; a line break could bring in a second key
+    return raw if len(values) != 1 or isinstance(values["value"], datetime.date | datetime.time) else values["value"]

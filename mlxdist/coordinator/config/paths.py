@@ -1,28 +1,32 @@
-"""Paths of a configuration: relative to the file they stand in, checked before anything is loaded."""
+"""Resolves the paths of a configuration, relative to their file, and checks them before anything is loaded."""
 
 import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 
 
 class BadPathError(ValueError):
-    """A path that leads nowhere useful: the rest of the sentence after key and value."""
+    """A path that cannot be used. Its text is the rest of the sentence after key and value."""
 
 
 def absolute(text: str, base: Path) -> Path:
-    """`text` as a person writes a path (~ is home), from the folder `base`; links are kept. Raises BadPathError."""
+    """Returns the absolute path that `text` means from the folder `base`; ~ is home, links are kept.
+
+    Raises BadPathError.
+    """
     if "\0" in text:
-        raise BadPathError("is no path: it has a NUL character")
+        raise BadPathError("is not a path: it has a NUL character")
     return Path(os.path.abspath(base / os.path.expanduser(text)))
 
 
 def model(text: str, base: Path) -> str:
-    """An existing folder as an absolute path, else a hub id as it is."""
+    """Returns an existing folder as an absolute path, else a hub id as it is."""
     path = absolute(text, base)
     if path.is_dir():
         return str(path)
@@ -34,7 +38,7 @@ def model(text: str, base: Path) -> str:
 
 
 def data(text: str, base: Path) -> str:
-    """An existing folder or file as an absolute path, else a hub id as it is."""
+    """Returns an existing folder or file as an absolute path, else a hub id as it is."""
     path = absolute(text, base)
     if path.exists():
         return str(path)
@@ -44,43 +48,45 @@ def data(text: str, base: Path) -> str:
 
 
 def valid_data(text: str, base: Path) -> str:
-    """An existing folder or file as an absolute path; "" stays."""
+    """Returns an existing folder or file as an absolute path; "" stays."""
     if text and not absolute(text, base).exists():
         raise BadPathError(f"leads to {absolute(text, base)}, and there is no file or folder")
     return str(absolute(text, base)) if text else ""
 
 
 def output(text: str, base: Path) -> Path:
-    """The run folder, which need not exist."""
+    """Returns the run folder, which need not exist."""
     path = absolute(text, base)
     if path.exists() and not path.is_dir():
-        raise BadPathError("is a file; the output is a folder, made when the run starts")
+        raise BadPathError("is a file; the output is a folder, which the run makes")
     return path
 
 
 def init_adapter(text: str, base: Path) -> str:
-    """A folder that holds an adapter, as an absolute path; "" stays."""
+    """Returns a folder that holds an adapter as an absolute path; "" stays."""
     if not text:
         return ""
     path = absolute(text, base)
     for name in ("adapter_config.json", "adapters.safetensors"):
         if not (path / name).is_file():
-            raise BadPathError(f"is no adapter folder: there is no {path / name}")
+            raise BadPathError(f"is not an adapter folder: there is no {path / name}")
     return str(path)
 
 
 def chat_template(text: str, base: Path) -> str:
-    """The template itself, read where `text` names its file (so that config.json holds what was rendered); "" stays."""
+    """Returns the template's text; `text` is that, or the name of a file. "" stays.
+
+    With the text itself in config.json, a later change of the file does not change what a run was trained with.
+    """
     if not text or "{" in text or "\n" in text:
         return text
     path = absolute(text, base)
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise BadPathError(f"is no template (it has no braces), and no text file can be read at {path}") from error
+        raise BadPathError(f"is not a template (it has no braces), and no text file can be read at {path}") from error
 
 
-# The keys that hold paths, and how each is read: (value, folder it is relative to) -> value. Raises BadPathError.
 PATHS: Mapping[str, Callable[[str, Path], str | Path]] = MappingProxyType(
     {
         "model": model,
@@ -91,6 +97,19 @@ PATHS: Mapping[str, Callable[[str, Path], str | Path]] = MappingProxyType(
         "lora.init_adapter": init_adapter,
     }
 )
+
+
+def resolve_path(key: str, value: Any, base: Path) -> Any:
+    """Returns the value of `key`, relative to the folder `base`, as the run uses it; a value that is no path as it is.
+
+    Raises BadPathError.
+    """
+    if key not in PATHS:
+        return value
+    try:
+        return PATHS[key](value, base)
+    except (OSError, UnicodeError) as error:  # too long, or in a folder that may not be read
+        raise BadPathError(f"cannot be used as a path: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _may_be_hub_id(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""Rules between keys: each is one function from the values to what breaks it."""
+"""Rules between keys: each is one function that yields what is wrong with the values together."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ ROLES = ("messages", "tools", "text", "prompt", "completion", "chosen", "rejecte
 
 @dataclass(frozen=True)
 class Broken:
-    """A broken rule: the key to name, the sentence after it, and all keys it looked at."""
+    """A broken rule: the key to name, the sentence after it, and the other keys that the rule looked at."""
 
     key: str
     text: str
@@ -23,13 +23,13 @@ Rule = Callable[[RunConfig, Given], Iterator[Broken]]
 
 
 def _one_of(keys: tuple[str, ...], given: Given) -> Iterator[Broken]:
-    found = [key for key in keys if key in given]
-    for later in found[1:]:
-        yield Broken(later, f"and {found[0]} exclude each other: keep one of them", tuple(found))
+    *others, last = [key for key in keys if key in given] or [""]
+    if others:
+        yield Broken(last, f"and {' and '.join(others)} exclude each other: keep one of them", tuple(others))
 
 
 def one_length(config: RunConfig, given: Given) -> Iterator[Broken]:
-    """A run's length is said once."""
+    """The length of a run is given by one key."""
     yield from _one_of(("train.steps", "train.epochs", "train.max_hours"), given)
 
 
@@ -40,12 +40,12 @@ def one_validation(config: RunConfig, given: Given) -> Iterator[Broken]:
 
 
 def known_columns(config: RunConfig, given: Given) -> Iterator[Broken]:
-    """Columns map our names to the file's, not the other way round."""
+    """Columns map our names to those of the file, not the other way round."""
     for role, column in config.data.columns.items():
         if role not in ROLES:
             turned = f'; did you mean {column} = "{role}"?' if column in ROLES else ""
-            allowed = f"a column of that name is not known; the left side is one of {', '.join(ROLES)}"
-            yield Broken(f"data.columns.{role}", f"{allowed}, the right side the name in the file{turned}")
+            text = f"is not a known name; the left side is one of {', '.join(ROLES)}, the right side a key of the rows"
+            yield Broken(f"data.columns.{role}", text + turned)
         elif not column:
             yield Broken(f"data.columns.{role}", "is empty; name the key of the rows that holds it")
 
@@ -85,7 +85,7 @@ def loss_of_the_method(config: RunConfig, given: Given) -> Iterator[Broken]:
 
 
 def kto_needs_contrast(config: RunConfig, given: Given) -> Iterator[Broken]:
-    """KTO's reference point comes from the other rows of the step, and its rows must count for something."""
+    """KTO takes its reference point from the other rows of the step, and one class of rows must have a weight."""
     if config.method != "kto":
         return
     if config.batch.size * config.batch.grad_accum_steps == 1:
@@ -97,7 +97,7 @@ def kto_needs_contrast(config: RunConfig, given: Given) -> Iterator[Broken]:
 
 
 def room_for_a_target(config: RunConfig, given: Given) -> Iterator[Broken]:
-    """A prompt may not fill the whole row."""
+    """A prompt leaves room for a completion."""
     prompt, longest = config.data.max_prompt_length, config.batch.max_length
     if prompt >= longest:
         text = f"is {prompt}, and batch.max_length {longest} leaves no room for a completion: at most {longest - 1}"
@@ -105,15 +105,15 @@ def room_for_a_target(config: RunConfig, given: Given) -> Iterator[Broken]:
 
 
 def warmup_within_the_run(config: RunConfig, given: Given) -> Iterator[Broken]:
-    """The learning rate is reached at some time."""
+    """The warmup ends before the run does."""
     warmup, steps = config.train.warmup_steps, config.train.steps
     if isinstance(warmup, int) and steps is not None and warmup > steps:
-        text = f"is {warmup}, longer than the run of {steps} steps: the learning rate would never be reached"
+        text = f"is {warmup}, longer than the run of {steps} steps: learning_rate would never be reached"
         yield Broken("train.warmup_steps", text, ("train.steps",))
 
 
 def best_of_what_is_measured(config: RunConfig, given: Given) -> Iterator[Broken]:
-    """The best checkpoint is chosen by a value that the method has."""
+    """The best checkpoint is chosen by a value that the method computes."""
     by, method = config.train.best_by, config.method
     if (by != "loss" and method == "sft") or (by == "rewards/accuracies" and method == "kto"):
         allowed = '"loss"' if method == "sft" else '"loss" or "rewards/margins"'
@@ -127,14 +127,14 @@ def stop_by_evaluations(config: RunConfig, given: Given) -> Iterator[Broken]:
 
 
 def one_way_to_save_memory(config: RunConfig, given: Given) -> Iterator[Broken]:
-    """mlx-lm's checkpointing and ours would recompute the same layers twice."""
+    """mlx-lm's gradient checkpointing and segments would recompute the same layers twice."""
     if config.memory.grad_checkpoint and config.memory.segment_size != "off":
         text = 'and memory.segment_size exclude each other: keep one of them, or set segment_size = "off"'
         yield Broken("memory.grad_checkpoint", text, ("memory.segment_size",))
 
 
 def distinct_modules(config: RunConfig, given: Given) -> Iterator[Broken]:
-    """Something is trained, and nothing twice."""
+    """At least one module is trained, and each is named once."""
     modules = config.lora.target_modules
     if not modules:
         yield Broken("lora.target_modules", "is empty: name at least one module, for instance q_proj")
@@ -144,7 +144,7 @@ def distinct_modules(config: RunConfig, given: Given) -> Iterator[Broken]:
 
 
 def order_of_the_clocks(config: RunConfig, given: Given) -> Iterator[Broken]:
-    """A node is suspect after a missed beat, and dead after that."""
+    """A node is suspect after a missed heartbeat, and lost some time after that."""
     timing = config.timing
     if timing.suspect_seconds <= timing.beat_seconds:
         text = f"is {timing.suspect_seconds}, and must be more than timing.beat_seconds, {timing.beat_seconds}"
@@ -171,7 +171,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def broken(config: RunConfig, given: Given) -> Iterator[Broken]:
-    """Every broken rule, in the order of RULES."""
+def broken_rules(config: RunConfig, given: Given) -> Iterator[Broken]:
+    """Yields every broken rule, in the order of RULES."""
     for rule in RULES:
         yield from rule(config, given)

@@ -1,4 +1,4 @@
-"""What a configuration means for the workers: the RunSpec that every welcome carries, and its numerics_id."""
+"""The part of a configuration that the workers need: the RunSpec of every Welcome, and its numerics_id."""
 
 from dataclasses import asdict
 
@@ -8,11 +8,11 @@ from mlxdist.coordinator.config.schema import RunConfig
 from mlxdist.protocol import messages as m
 from mlxdist.protocol import numerics
 
-HEAD_CHUNK = 256  # positions of the LM head at a time, where nobody has resolved "auto" (fit.py)
+HEAD_CHUNK = 256  # positions of the LM head at a time, where "auto" was not resolved (memory/fit.py)
 
 
 def run_spec(config: RunConfig) -> m.RunSpec:
-    """What the workers must know, with the numerics_id of it all."""
+    """Returns what the workers must know, with the numerics_id of it."""
     preferences, memory = config.method != "sft", config.memory
     spec = m.RunSpec(
         model=config.model,
@@ -46,7 +46,7 @@ def run_spec(config: RunConfig) -> m.RunSpec:
 
 
 def _preference(config: RunConfig) -> dict[str, str]:
-    """What the kept reference log-probs depend on: of whose parameters they are, and as what the loss sees them."""
+    """Returns what kept reference log-probs depend on: the parameters they come from, and the loss that reads them."""
     if config.method == "sft":
         return {}
     return {"loss": config.preference.loss, "reference": config.preference.reference}

@@ -1,38 +1,41 @@
-"""The values of a run: what run.toml may say, in which unit, with which default.
+"""The keys of run.toml: each with its type, range, default, unit and meaning.
 
-Every default stands here and nowhere else. A field's type holds its allowed values (see limits.py); its comment holds
-meaning and unit. `config_load.load` makes these from a file; nobody changes them afterwards.
+Every default is here and nowhere else. A field's type holds the values that it takes (see field_types.py), its comment
+the meaning and the unit. A new key is a line here and one in run.example.toml. `load.load_config` makes these from a
+file; they do not change afterwards.
 """
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from mlxdist.coordinator.config.field_types import Filled, Limits
+from msgspec import Meta
 
-Count = Annotated[int, Limits(low=1)]
-CountOrOff = Annotated[int, Limits(low=0)]
-Positive = Annotated[float, Limits(above=0)]
-NotNegative = Annotated[float, Limits(low=0)]
-Share = Annotated[float, Limits(low=0, high=1)]  # 0 and 1 included
-Part = Annotated[float, Limits(low=0, under=1)]  # 1 excluded
-Text = Annotated[str, Filled()]
+from mlxdist.coordinator.config.field_types import Text
+
+Count = Annotated[int, Meta(ge=1)]
+CountOrOff = Annotated[int, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0)]
+NotNegative = Annotated[float, Meta(ge=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]  # 0 and 1 included
+Part = Annotated[float, Meta(ge=0, lt=1)]  # 1 excluded
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """[data]: the rows, and what of them is trained."""
+    """[data]: the rows, and which part of them is trained."""
 
     path: Text  # folder with train.jsonl (valid.jsonl, test.jsonl), a file, or a hub id; absolute once loaded
     valid_path: str = ""  # validation rows, a file or folder; "" = valid.jsonl of the folder, where there is one
-    valid_fraction: Part = 0.0  # part of the training rows kept back for validation; 0 = none
+    valid_fraction: Part = 0.0  # share of the training rows set apart for validation; 0 = none
     columns: Mapping[str, str] = field(default_factory=dict)  # our name = the name in the file
     train_on: Literal["last", "all", "everything"] = "last"  # messages: last or all assistant turns, or every token
     append_eos: bool = True  # one end token after completions and preference responses
     unpair: bool = False  # kto: each pair becomes a desirable and an undesirable row
-    on_bad_row: Literal["error", "skip"] = "error"  # skip: faulty rows are left out, counted and said
+    on_bad_row: Literal["error", "skip"] = "error"  # skip: faulty rows are left out, counted and reported
     chat_template: str = ""  # a Jinja template (its text, once loaded); "" = the tokenizer's own
     chat_template_kwargs: Mapping[str, object] = field(default_factory=dict)  # given to the template at each render
     max_prompt_length: CountOrOff = 0  # tokens; longer prompts are cut on the left; 0 = off
@@ -41,16 +44,16 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchConfig:
-    """[batch]: how rows become steps and leaves."""
+    """[batch]: how rows become steps and micro-batches (leaves)."""
 
     size: Count = 8  # rows (pairs for dpo) per window, over all nodes
     grad_accum_steps: Count = 1  # windows per step
     micro_size: Count = 1  # rows (pairs) per leaf: what one forward and backward holds
-    max_length: Annotated[int, Limits(low=2)] = 1024  # tokens; longer rows are cut
-    max_cut: Share = 0.1  # the run does not start when a greater part of the rows would be cut
+    max_length: Annotated[int, Meta(ge=2)] = 1024  # tokens; longer rows are cut
+    max_cut: Share = 0.1  # the run does not start when a greater share of the rows would be cut
     order: Literal["sorted", "shuffled"] = "sorted"  # dpo, kto: shuffled. sorted = windows of like length, shuffled
     remainder: Literal["drop", "keep"] = "drop"  # the rows of an epoch that fill no window
-    seed: Annotated[int, Limits(low=0, high=2**32 - 1)] = 0  # of the order, the initial adapter and dropout
+    seed: Annotated[int, Meta(ge=0, le=2**32 - 1)] = 0  # of the order, the initial adapter and dropout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +65,7 @@ class LoraConfig:
     dropout: Part = 0.0  # on the adapter's input; must be 0 for dpo and kto
     rank_scaling: Literal["constant", "by_bits", "by_kl"] = "by_bits"  # rank per layer, from its bits or measured loss
     target_modules: tuple[Text, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-    num_layers: Annotated[int, Limits(low=1, also=(-1,))] = -1  # the last N layers; -1 = all
+    num_layers: Count | Literal[-1] = -1  # the last N layers; -1 = all
     init_adapter: str = ""  # adapter folder to start from; "" = a fresh adapter
 
 
@@ -73,10 +76,10 @@ class TrainConfig:
     steps: Count | None = 100  # optimizer updates; None when epochs or max_hours says it
     epochs: Positive | None = None  # times through the data, instead of steps
     max_hours: Positive | None = None  # hours of training, instead of steps
-    learning_rate: Annotated[float, Limits(above=0, high=1)] = 2e-4  # peak; dpo, kto: 5e-5
+    learning_rate: Annotated[float, Meta(gt=0, le=1)] = 2e-4  # peak; dpo, kto: 5e-5
     schedule: Literal["constant", "linear", "cosine"] = "constant"  # after the warmup; dpo, kto: cosine
     warmup_steps: CountOrOff | Literal["auto"] = 0  # linear, from the first step on; "auto" = a tenth, as for dpo, kto
-    min_lr_ratio: Share = 0.1  # linear, cosine: where the rate ends, as part of learning_rate
+    min_lr_ratio: Share = 0.1  # linear, cosine: the last rate, as a share of learning_rate
     betas: tuple[Part, Part] = (0.9, 0.999)  # AdamW's decay of the two moments, bias-corrected
     eps: Positive = 1e-8  # AdamW's term in the denominator
     weight_decay: NotNegative = 0.01  # AdamW's, decoupled
@@ -85,16 +88,16 @@ class TrainConfig:
     eval_every: CountOrOff = 50  # steps between evaluations (and checkpoints); 0 = never
     eval_rows: Count | Literal["auto", "all"] = "auto"  # validation rows; auto = as many as take 5 % of the time
     save_every: Count | Literal["auto"] = "auto"  # steps between resume states; auto = at most 1 % of the time
-    keep_checkpoints: Count | Literal["all"] = "all"  # newest N, the best one besides
+    keep_checkpoints: Count | Literal["all"] = "all"  # the newest N, and the best one
     best_by: Literal["loss", "rewards/accuracies", "rewards/margins"] = "loss"  # value that picks the best
     early_stop_evals: CountOrOff = 0  # stop after N evaluations without a better one; 0 = off
     report_memory: bool = False  # peak memory of every node in each report
-    audit: Share = 0.0  # part of the leaves computed on a second node too, and compared; 0 = none
+    audit: Share = 0.0  # share of the leaves computed on a second node too, and compared; 0 = none
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryConfig:
-    """[memory]: what a node holds at once. Changes memory and time, not the meaning."""
+    """[memory]: how much a node holds at once. These keys change memory and time, not the meaning of a step."""
 
     segment_size: Count | Literal["auto", "off"] = "auto"  # layers whose backward runs together; off = whole graph
     head_chunk: Count | Literal["auto"] = "auto"  # positions of the LM head at once
@@ -107,7 +110,7 @@ class PreferenceConfig:
 
     loss: Text = "sigmoid"  # see protocol/losses.py; kto: "kto"
     beta: Positive = 0.1  # how strongly the reference holds the policy
-    label_smoothing: Annotated[float, Limits(low=0, under=0.5)] = 0.0  # dpo: chance that a pair's labels are swapped
+    label_smoothing: Annotated[float, Meta(ge=0, lt=0.5)] = 0.0  # dpo: chance that a pair's labels are swapped
     desirable_weight: NotNegative = 1.0  # kto: factor on the loss of desirable rows
     undesirable_weight: NotNegative = 1.0  # kto: factor on the loss of undesirable rows
     reference: Literal["base", "initial"] = "base"  # base: adapter off; initial: the adapter at step 0
@@ -115,23 +118,25 @@ class PreferenceConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TimingConfig:
-    """[timing]: when a node counts as slow, lost or stuck. The defaults suit an office; tests shorten them."""
+    """[timing]: when a node counts as slow, lost or stuck. The defaults suit an office network."""
 
-    beat_seconds: Positive = 2.0  # between a supervisor's beats
-    suspect_seconds: Positive = 6.0  # without a beat: the node is suspect
+    beat_seconds: Positive = 2.0  # between a supervisor's heartbeats
+    suspect_seconds: Positive = 6.0  # without a heartbeat: the node is suspect
     return_seconds: Positive = 5.0  # after a closed connection: time to come back
-    dead_seconds: Positive = 15.0  # without a beat: the node is dead, its work is given to others
-    progress_seconds: Positive = 30.0  # a worker with work may do nothing for so long at least, …
-    progress_factor: Positive = 10.0  # … and this many times the usual time of its leaf; then it is started anew
-    copy_factor: Positive = 2.0  # times the expected time of an assignment; then an idle node computes it too
-    restart_seconds: Positive = 1.0  # before a worker that ended is started again; doubled each time, up to 60 times
+    dead_seconds: Positive = 15.0  # without a heartbeat: the node is lost, its work is reassigned
+    progress_seconds: Positive = 30.0  # least time that a busy worker may show no progress, …
+    progress_factor: Positive = 10.0  # … and this many times the usual time of its leaf; then it is restarted
+    copy_factor: Positive = 2.0  # times the expected time of an assignment; then an idle node computes it as well
+    restart_seconds: Positive = (
+        1.0  # before a worker that ended is started again; doubled each time, up to 60 times as long
+    )
     start_timeout: Positive = 600.0  # seconds for all nodes to be ready; then min_nodes are enough
     stop_seconds: Positive = 10.0  # between asking a process to end and killing it
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """One run, resolved: only "auto" values are still open."""
+    """One run with all defaults filled in. Only "auto" values are still open."""
 
     model: Text  # folder or hub id, what mlx_lm.load takes; absolute once loaded when it is a folder
     output: Path  # run folder; default: runs/ and the name of the file without .toml, beside the file
@@ -156,27 +161,13 @@ METHOD_DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
     {"sft": {}, "dpo": _PREFERENCE_RUN, "kto": {**_PREFERENCE_RUN, "preference.loss": "kto"}}
 )
 
-NotYet = Mapping[str, tuple[Callable[[Any], bool], str]]
-
-# Keys, or whole tables, whose feature this version does not have: (whether a given value needs it, the sentence).
-# Delete an entry when its feature lands; nothing else needs to change.
-NOT_YET: NotYet = MappingProxyType({})
-
 
 def warmup_steps(train: TrainConfig, total_steps: int) -> int:
-    """The warmup of a run of `total_steps`: "auto" is a tenth of them, rounded up as Hugging Face does."""
+    """Returns the warmup of a run of `total_steps`: for "auto" a tenth of them, rounded up as Hugging Face does."""
     return -(-total_steps // 10) if train.warmup_steps == "auto" else train.warmup_steps
 
 
 def as_json(config: RunConfig) -> dict[str, Any]:
-    """The resolved configuration for config.json: nested as the file's tables, nulls kept, paths as text."""
-    plain: dict[str, Any] = _plain(asdict(config))
+    """Returns the resolved configuration for config.json: nested as the file's tables, nulls kept, paths as text."""
+    plain: dict[str, Any] = json.loads(json.dumps(asdict(config), default=str))
     return plain
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, Path) else value

@@ -1,37 +1,19 @@
-"""Reads a TOML file written by a person, and says where its faults are.
-
-tomllib gives values without lines, so the lines of the keys are found by a second, forgiving look at the text.
-"""
+"""Reads a TOML file that a person wrote, and names the lines of its faults."""
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlxdist.protocol.errors import ConfigError, NotYetError
+from mlxdist.protocol.errors import ConfigError
 
 FAULTS_SHOWN = 10
 
-_PART = r"""(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')"""
-_DOTTED = rf"{_PART}(?:\s*\.\s*{_PART})*"
-_HEADER = re.compile(rf"\s*(\[\[?)\s*({_DOTTED})\s*\]")
-_ASSIGNMENT = re.compile(rf"\s*({_DOTTED})\s*=(.*)", re.DOTALL)
-# strings and comments hide brackets; a long string may stay open to the next line
-_TOKEN = re.compile(
-    r""""{3}.*?"{3}|'{3}.*?'{3}|(?P<open>"{3}|'{3})|"(?:\\.|[^"\\])*"|'[^']*'|#.*|(?P<bracket>[][{}])"""
-)
-CURLY = re.compile("[\u2018-\u201f]")
-_PLACE = re.compile(r"\s*\(at (?:line (\d+), column (\d+)|end of document)\)$")
-
-
-@dataclass(frozen=True)
-class Fault:
-    """One thing to mend: the whole sentence, its place in front."""
-
-    text: str
-    not_yet: bool = False
+CURLY_QUOTES = re.compile("[\u2018-\u201f]")
+_PLACE = re.compile(r"\s*\(at (?:line (\d+), column (\d+)|end of document)\)$")  # how tomllib ends its messages
 
 
 @dataclass(frozen=True)
@@ -40,21 +22,19 @@ class TomlFile:
 
     path: Path
     values: Mapping[str, Any]
-    lines: Mapping[str, int] = field(default_factory=dict)
+    lines: Mapping[str, int]
 
     def place(self, key: str) -> str:
-        """`run.toml:12: batch.size`; a key without a line of its own has its table's, or none."""
+        """Returns `run.toml:12: batch.size`. A key without a line of its own has its table's, or none."""
         parts = key.split(".")
         name = ".".join(part for part in parts if not part.isdecimal())
-        for end in range(len(parts), 0, -1):
-            line = self.lines.get(".".join(parts[:end]))
-            if line is not None:
-                return f"{self.path}:{line}: {name}"
-        return f"{self.path}: {name}"
+        above = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
+        line = next((f":{self.lines[each]}" for each in above if each in self.lines), "")
+        return f"{self.path}{line}: {name}"
 
 
-def read(path: Path) -> TomlFile:
-    """The file at `path`. Raises ConfigError when it cannot be read or is not TOML, with file:line:column."""
+def read_toml(path: Path) -> TomlFile:
+    """Reads the file at `path`. Raises ConfigError, with file:line:column, when it cannot be read or is not TOML."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
@@ -75,63 +55,51 @@ def _not_toml(path: Path, text: str, message: str) -> str:
     rows = text.split("\n")
     line, column = (int(found[1]), int(found[2])) if found and found[1] else (len(rows), len(rows[-1]) + 1)
     row = rows[line - 1]
-    curly = "; it has typographic quotes where TOML takes straight ones" if CURLY.search(row) else ""
+    curly = "; it has typographic quotes where TOML takes straight ones" if CURLY_QUOTES.search(row) else ""
     return f"{path}:{line}:{column}: is not TOML: {_PLACE.sub('', message)}{curly}\n    {row.strip()[:100]}"
 
 
 def key_lines(text: str) -> dict[str, int]:
-    """The line of each key and table header of valid TOML `text`; keys inside inline tables have their table's."""
+    """Returns the line of each key and table header of the valid TOML `text`.
+
+    tomllib gives values without lines. So the text is cut into statements: as many lines as tomllib can read alone.
+    """
     lines: dict[str, int] = {}
-    counts: dict[str, int] = {}
-    prefix, closing, depth = "", "", 0
+    headers = Counter[str]()
+    table, start, rows = "", 1, list[str]()
     for number, row in enumerate(text.split("\n"), start=1):
-        rest = row
-        if closing:  # inside a long string
-            _, found, rest = row.partition(closing)
-            if not found:
-                continue
-            closing = ""
-        elif depth == 0:
-            header, assignment = _HEADER.match(row), _ASSIGNMENT.match(row)
-            if header:
-                name = _dotted(header[2])
-                if header[1] == "[[":
-                    counts[name] = counts.get(name, -1) + 1
-                    name = f"{name}.{counts[name]}"
-                _note(lines, name, number)
-                prefix = name + "."
-                continue
-            if assignment is None:
-                continue
-            _note(lines, prefix + _dotted(assignment[1]), number)
-            rest = assignment[2]
-        for token in _TOKEN.finditer(rest):
-            if token["open"]:
-                closing = token["open"]
-                break
-            if token["bracket"]:
-                depth += 1 if token["bracket"] in "[{" else -1
+        rows.append(row)
+        try:
+            values = tomllib.loads("\n".join(rows))
+        except tomllib.TOMLDecodeError:  # the statement goes on in the next line
+            continue
+        is_header = rows[0].lstrip().startswith("[")
+        keys = list(_dotted(values, "" if is_header else table))
+        if is_header:
+            table = f"{keys[-1]}."
+            if rows[0].lstrip().startswith("[["):
+                keys.append(f"{table}{headers[table]}")
+                headers[table] += 1
+                table = f"{keys[-1]}."
+        for key in keys:
+            lines.setdefault(key, start)
+        start, rows = number + 1, []
     return lines
 
 
-def _note(lines: dict[str, int], key: str, number: int) -> None:
-    parts = key.split(".")
-    for end in range(1, len(parts) + 1):
-        lines.setdefault(".".join(parts[:end]), number)
+def _dotted(values: Mapping[str, Any], table: str) -> Iterator[str]:
+    """Yields every key of nested `values` after the prefix `table`, "a" before "a.b"."""
+    for key, value in values.items():
+        yield table + key
+        if isinstance(value, dict):
+            yield from _dotted(value, f"{table}{key}.")
 
 
-def _dotted(key: str) -> str:
-    return ".".join(part.strip().strip("\"'") for part in key.split("."))
-
-
-def refuse(faults: Sequence[Fault]) -> None:
-    """Raise all `faults` as one error, the first ten written out; NotYetError when all are features to come."""
-    if not faults:
-        return
-    kind = NotYetError if all(fault.not_yet for fault in faults) else ConfigError
+def raise_faults(faults: Sequence[str], kind: type[ConfigError] = ConfigError) -> None:
+    """Raises all `faults`, if there are any, as one error of `kind` with the first ten written out."""
     if len(faults) == 1:
-        raise kind(faults[0].text)
-    listed = [f"  {fault.text}" for fault in faults[:FAULTS_SHOWN]]
-    if len(faults) > FAULTS_SHOWN:
-        listed.append(f"  and {len(faults) - FAULTS_SHOWN} more")
-    raise kind("\n".join([f"{len(faults)} things to mend, nothing was started:", *listed]))
+        raise kind(faults[0])
+    if faults:
+        more = [f"and {len(faults) - FAULTS_SHOWN} more"] if len(faults) > FAULTS_SHOWN else []
+        listed = "".join(f"\n  {fault}" for fault in [*faults[:FAULTS_SHOWN], *more])
+        raise kind(f"{len(faults)} things to fix, nothing was started:{listed}")

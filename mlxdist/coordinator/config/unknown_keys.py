@@ -1,4 +1,4 @@
-"""What to say about a key that the configuration does not have: where it belongs, how we call it, why we lack it."""
+"""Sentences about a key that the configuration does not have: its place, its name here, or why it is missing."""
 
 import difflib
 from collections.abc import Mapping, Sequence
@@ -14,9 +14,12 @@ OTHER_WORDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "num_epochs": ("train.epochs", "an epoch is once through the data"),
         "num_train_epochs": ("train.epochs", "an epoch is once through the data"),
         "batch_size": ("batch.size", "rows over all nodes together"),
-        "per_device_train_batch_size": ("batch.size", "rows over all nodes; batch.micro_size is what one holds"),
+        "per_device_train_batch_size": (
+            "batch.size",
+            "rows over all nodes; batch.micro_size is what one forward pass holds",
+        ),
         "train_batch_size": ("batch.size", "rows over all nodes together"),
-        "per_device_eval_batch_size": ("batch.micro_size", "it serves training and evaluation"),
+        "per_device_eval_batch_size": ("batch.micro_size", "for training and evaluation"),
         "gradient_accumulation_steps": ("batch.grad_accum_steps", ""),
         "grad_accumulation_steps": ("batch.grad_accum_steps", ""),
         "max_seq_length": ("batch.max_length", ""),
@@ -25,10 +28,10 @@ OTHER_WORDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "dataloader_drop_last": ("batch.remainder", ""),
         "data_seed": ("batch.seed", ""),
         "lr": ("train.learning_rate", ""),
-        "lr_schedule": ("train.schedule", "a name, with train.warmup_steps and train.min_lr_ratio beside it"),
+        "lr_schedule": ("train.schedule", "a name; train.warmup_steps and train.min_lr_ratio are keys of their own"),
         "lr_scheduler_type": ("train.schedule", ""),
         "warmup": ("train.warmup_steps", ""),
-        "warmup_ratio": ("train.warmup_steps", 'steps, not a part; "auto" is a tenth'),
+        "warmup_ratio": ("train.warmup_steps", 'steps, not a share of them; "auto" is a tenth'),
         "adam_beta1": ("train.betas", "both in one list"),
         "adam_beta2": ("train.betas", "both in one list"),
         "adam_epsilon": ("train.eps", ""),
@@ -54,11 +57,11 @@ OTHER_WORDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "train_file": ("data.path", ""),
         "valid": ("data.valid_path", ""),
         "eval_dataset": ("data.valid_path", ""),
-        "mask_prompt": ("data.train_on", 'prompts are never trained, except with "everything"'),
-        "assistant_only_loss": ("data.train_on", 'prompts are never trained, except with "everything"'),
-        "completion_only_loss": ("data.train_on", 'prompts are never trained, except with "everything"'),
-        "resume_adapter_file": ("lora.init_adapter", "a folder; --resume goes on with a run"),
-        "resume_from_checkpoint": ("lora.init_adapter", "a folder; --resume goes on with a run"),
+        "mask_prompt": ("data.train_on", 'prompts are only trained with "everything"'),
+        "assistant_only_loss": ("data.train_on", 'prompts are only trained with "everything"'),
+        "completion_only_loss": ("data.train_on", 'prompts are only trained with "everything"'),
+        "resume_adapter_file": ("lora.init_adapter", "a folder; --resume continues a run"),
+        "resume_from_checkpoint": ("lora.init_adapter", "a folder; --resume continues a run"),
         "lora_rank": ("lora.rank", ""),
         "lora_r": ("lora.rank", ""),
         "r": ("lora.rank", ""),
@@ -87,17 +90,17 @@ _EMBEDDING = "a learning rate of its own for the embeddings is not supported: on
 _NEFTUNE = "NEFTune (noise on the embeddings) is not supported"
 _DORA = "DoRA is not supported: only lora_a and lora_b are trained; mlx_lm.lora has it, on one machine"
 _RSLORA = "rsLoRA is not supported as a switch: set lora.scale to alpha / sqrt(rank)"
-_PACKING = 'packing rows together is not supported: rows never see each other; batch.order = "sorted" wastes little'
+_PACKING = 'packing rows together is not supported; batch.order = "sorted" keeps the padding small'
 _OPTIMIZER = "there is one optimizer, AdamW; its keys are train.betas, eps and weight_decay"
-_QUANT = "the model is trained as it was saved: name a folder or hub id that is already quantised"
+_QUANT = "the model is trained as it was saved: name a folder or hub id that is already quantized"
 _DTYPE = "the model is trained in the dtype it was saved in; sums and optimizer are float32"
 _MODULES = "training further modules or biases is not supported: only lora_a and lora_b are trained"
-_START = "the adapter starts as LoRA's paper says (B is zero); lora.init_adapter starts from one of yours"
-_REPORT = "there is no reporting service: metrics.jsonl in the run folder has every step"
-_LIMIT = "how much memory a node may use stands in hosts.toml, as memory_limit_gb of the node or of [defaults]"
+_START = "the adapter starts as in the LoRA paper (B is zero); lora.init_adapter starts from an adapter of yours"
+_REPORT = "reporting services are not supported: metrics.jsonl in the run folder has every step"
+_LIMIT = "the memory of a node is set in hosts.toml, by memory_limit_gb of the node or of [defaults]"
 _FULL = "only LoRA is trained: delete the key"
 
-# Ideas that people may ask for by name, and do not get.
+# Features of other trainers that are not supported, by the names of their keys.
 UNSUPPORTED: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("loraplus", "lora_plus", "loraplus_lr_ratio", "lora_plus_ratio"), _PLUS),
@@ -119,15 +122,15 @@ UNSUPPORTED: Mapping[str, str] = MappingProxyType(
 
 
 def nearest(word: str, known: Sequence[str], cutoff: float = 0.6) -> str | None:
-    """The word of `known` most like `word`, or None when none is near."""
+    """Returns the word of `known` that is most like `word`, or None when none is near."""
     found = difflib.get_close_matches(_plain(word), known, n=1, cutoff=cutoff)
     return found[0] if found else None
 
 
 def unknown_key(key: str, tables: Mapping[str, Sequence[str]]) -> str:
-    """What to say after the name of an unknown dotted `key`. `tables` maps a table ("" is the top) to its keys."""
+    """Returns the sentence after an unknown dotted `key`. `tables` maps each table ("" is the top) to its keys."""
     table, _, name = key.rpartition(".")
-    if table not in tables:  # a key inside a table that is none
+    if table not in tables:  # a key inside an unknown table
         return unknown_table(table, tables)
     plain = _plain(name)
     homes = [home for home, keys in tables.items() if plain in keys and home != table]
@@ -149,7 +152,7 @@ def unknown_key(key: str, tables: Mapping[str, Sequence[str]]) -> str:
 
 
 def unknown_table(table: str, tables: Mapping[str, Sequence[str]]) -> str:
-    """What to say after the name of an unknown `table`."""
+    """Returns the sentence after the name of an unknown `table`."""
     plain = _plain(table)
     if plain in UNSUPPORTED:
         return f"is not a table: {UNSUPPORTED[plain]}"

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from rich.console import Console
 
-from mlxdist.coordinator.config.load import load
+from mlxdist.coordinator.config.load import load_config
 from mlxdist.coordinator.config.schema import METHOD_DEFAULTS, BatchConfig, DataConfig, PreferenceConfig, RunConfig
 from mlxdist.coordinator.data.ingest import Progress, fields_of, read_source
 from mlxdist.coordinator.data.load import checks, encoding_of, parted, template_notes
@@ -69,7 +69,7 @@ def run_config(path: str, model: str, options: InspectOptions) -> RunConfig:
     if Path(path).suffix == ".toml":
         given = {"model": model, "method": options.method}
         overrides = [f"{key}={json.dumps(value)}" for key, value in given.items() if value]
-        return with_options(load(Path(path), [*options.overrides, *overrides]), options)
+        return with_options(load_config(Path(path), [*options.overrides, *overrides]), options)
     if options.overrides:
         raise ConfigError(f"--set changes the keys of a run.toml, and {path} is none")
     data = DataConfig(path=path)

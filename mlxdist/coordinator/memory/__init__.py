@@ -1,1 +1,1 @@
-"""How much memory a run needs, and the settings that make it fit."""
+"""The memory that a run needs, and the settings that make it fit."""

@@ -1,28 +1,29 @@
-"""What a model's files say of it without its parameters being loaded: config.json and the headers of safetensors.
+"""Reads the sizes of a model from its files without loading its parameters: config.json and safetensors headers.
 
-A header is a few kilobytes in front of the tensors. Names in the files may differ from those in mlx-lm's model (it
-renames and stacks experts), so sizes are sums over names and not the model's own.
+Names in the files may differ from those in mlx-lm's model, which renames and stacks experts. So the sizes are sums over
+the names in the files.
 """
 
 import json
+import math
 import re
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError, safe_open
 
 from mlxdist.coordinator.config.schema import LoraConfig
 from mlxdist.protocol.errors import ConfigError
 from mlxdist.protocol.ranks import Module, ranks
 
 LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.(.+)\.weight$")
-HEADER_LIMIT = 100 * 2**20  # a longer header is no header
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One tensor of a file: its type as safetensors calls it, its shape and its bytes."""
+    """One tensor of a file: its type as safetensors names it, its shape and its bytes."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -31,7 +32,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """A model's configuration and tensors; no tensors where only the configuration is on this machine."""
+    """A model's configuration and tensors. `tensors` is empty when only the configuration is on this machine."""
 
     config: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
@@ -43,12 +44,12 @@ class ModelFiles:
 
     @property
     def half(self) -> bool:
-        """Whether the model computes in 16 bits: its norms or scales are."""
+        """True when the model computes in 16 bits, as its norms or scales show."""
         return any(tensor.dtype in ("F16", "BF16") for tensor in self.tensors.values())
 
 
 def find_model(model: str) -> Path | None:
-    """The folder of a model: the folder itself, or where the hub's cache has the id; None where it is on neither."""
+    """Returns the folder of a model: `model` itself, or its place in the hub's cache; None when it is in neither."""
     if (Path(model) / "config.json").is_file():
         return Path(model)
     from huggingface_hub import try_to_load_from_cache
@@ -62,31 +63,33 @@ def find_model(model: str) -> Path | None:
 
 
 def read_model(folder: Path) -> ModelFiles:
-    """The configuration and the tensors' shapes in `folder`. Raises ConfigError for files that cannot be read."""
+    """Returns the configuration and the tensors in `folder`. Raises ConfigError for a file that cannot be read."""
+    path, tensors = folder / "config.json", dict[str, Tensor]()
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        tensors: dict[str, Tensor] = {}
+        config = json.loads(path.read_text(encoding="utf-8"))
         for path in sorted(folder.glob("model*.safetensors")):
             tensors.update(_header(path))
-    except (OSError, ValueError, KeyError, struct.error) as error:
-        raise ConfigError(f"model = {str(folder)!r}: its files cannot be read ({error}); copy them again") from error
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}); fetch the model again") from error
     return ModelFiles(config, tensors)
 
 
 def _header(path: Path) -> Iterator[tuple[str, Tensor]]:
-    with path.open("rb") as file:
-        (size,) = struct.unpack("<Q", file.read(8))
-        if size > HEADER_LIMIT:
-            raise ValueError(f"{path.name} is no safetensors file")
-        header = json.loads(file.read(size))
-    for name, about in header.items():
-        if name != "__metadata__":
-            start, end = about["data_offsets"]
-            yield name, Tensor(about["dtype"], tuple(about["shape"]), end - start)
+    with safe_open(path, framework="numpy") as file:
+        for name in file.keys():  # noqa: SIM118  # not a mapping: it has no other way to its names
+            view = file.get_slice(name)
+            dtype, shape = view.get_dtype(), tuple(view.get_shape())
+            yield name, Tensor(dtype, shape, math.prod(shape) * _bits(dtype) // 8)
+
+
+def _bits(dtype: str) -> int:
+    """Returns the bits of one element: the first number in the type's name, as in "BF16" and "F8_E4M3"."""
+    found = re.search(r"\d+", dtype)
+    return int(found[0]) if found else 8  # "BOOL"
 
 
 def adapter_elements(files: ModelFiles, lora: LoraConfig) -> int:
-    """The trainable parameters of a LoRA adapter on this model; ranks by_kl are counted as by_bits."""
+    """Returns the number of trainable parameters of a LoRA adapter on this model; ranks by_kl count as by_bits."""
     modules, sizes = _targets(files, lora.target_modules)
     layers = 1 + max((layer for layer, _ in sizes.values()), default=-1)
     first = 0 if lora.num_layers < 0 else layers - lora.num_layers
@@ -95,7 +98,7 @@ def adapter_elements(files: ModelFiles, lora: LoraConfig) -> int:
 
 
 def _targets(files: ModelFiles, names: Sequence[str]) -> tuple[list[Module], dict[str, tuple[int, int]]]:
-    """The target modules, and of each its layer and the features that one rank costs: inputs and outputs."""
+    """Returns the target modules, and for each its layer and its features: the parameters of one rank."""
     group = _quantization(files.config).get("group_size", 64)
     modules, sizes = [], {}
     for name, tensor in files.tensors.items():

@@ -1,8 +1,8 @@
-"""How much memory a leaf's backward takes, predicted from the model's configuration: what "auto" and `plan` go by.
+"""Predicts the memory of one leaf's backward pass from the model's configuration, for "auto" and `mlxdist plan`.
 
-The shape of the formulas is counted by hand, what a layer keeps for its backward; the coefficients were fitted to peaks
-measured over 54 llama-like shapes (docs/memory.md has the table that holds them against the bench's cells). MLX frees
-what nothing needs any more, so a phase's peak is what it holds at its widest moment.
+The form of the formulas is counted by hand: what a layer keeps for its backward pass. The coefficients were fitted to
+peaks measured over 54 llama-like shapes (docs/memory.md compares both). MLX frees what nothing needs any more, so the
+peak of a phase is what it holds at its widest moment.
 
 Shapes: B rows padded together, L positions, P picked positions, D hidden size, V vocabulary. All results are bytes.
 """
@@ -11,31 +11,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mlxdist.protocol.budget import WORKER_BYTES, said_bytes
-
-WHOLE_GRAPH = 0  # a segment size: every layer's activations are kept
-SEGMENT_SIZES = (WHOLE_GRAPH, 1)  # what "auto" chooses from: larger segments take more memory and were no faster
-CHUNKS = (512, 256, 128, 64, 32)  # positions of the head at a time that "auto" chooses from
+WHOLE_GRAPH = 0  # the segment size at which the activations of every layer are kept
+AUTO_SEGMENT_SIZES = (WHOLE_GRAPH, 1)  # for "auto", fastest first; segments of 2 and more were no faster than 1
+CHUNKS = (512, 256, 128, 64, 32)  # positions of the LM head at a time, for "auto"
 ADAPTER_BYTES = 4  # adapters and their gradients are float32
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The sizes of a model that its activations depend on."""
+    """The sizes of a model on which the memory of its activations depends."""
 
     layers: int
     hidden: int  # D
     heads: int
     query: int  # features of all query heads
     key_value: int  # features of all key heads (and as many of the values)
-    expanded: int  # features inside the MLP that one token passes; with experts, those of all that it is sent to
+    expanded: int  # features inside the MLP, for one token; with experts, of all experts that the token is sent to
     vocabulary: int  # V
     half: bool  # activations of 2 bytes, not 4
-    heavier: float = 1.0  # times what a llama of these sizes keeps
-    state_layers: int = 0  # of linear attention
+    heavier: float = 1.0  # times the memory of a llama of these sizes
+    state_layers: int = 0  # layers of linear attention
     state: int = 0  # elements of the state that such a layer keeps for every position
     state_values: int = 0  # features of its values
-    unmeasured: str = ""  # the architecture's name, where nobody measured one: it is taken for a llama
+    unmeasured: str = ""  # the name of an architecture that was not measured; it is predicted as a llama
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +48,12 @@ class LeafSize:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """What "auto" stands for."""
+class MemorySettings:
+    """The values that "auto" stands for, and the memory that they lead to."""
 
-    segment_size: int  # 0 = the whole graph
-    head_chunk: int
-    peak: int  # bytes above the model, predicted
+    segment_size: int  # layers; 0 = the whole graph
+    head_chunk: int  # positions
+    peak: int  # predicted bytes above the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +73,12 @@ class _Coefficients:
     logits_in_graph: float  # the same where the whole graph is computed at once
 
 
-# What layers of linear attention hold beside a llama's (the gated delta rule of qwen3_next): training goes through them
-# position by position. Bytes per element of the state and position, and per feature of the values and two positions.
+# The additional memory of a layer with linear attention (the gated delta rule of qwen3_next), which is trained position
+# by position. Bytes per element of the state and position, and per feature of the values and pair of positions.
 _STATE_KEPT, _STATE_ONCE, _STATE_VALUES_ONCE = 4.0, 7.0, 1.2
 
-# Architectures that were measured (scripts/check_memory_model.py) and take what a llama of their sizes takes, within a
-# fifth; and those that take more: scores computed by hand, several streams, states.
+# Measured architectures (scripts/check_memory_model.py): those that take as much as a llama of their sizes, within a
+# fifth, and those that take more, because of attention scores in plain operations, several streams, or states.
 _LIKE_LLAMA = ("kimi_linear", "lfm2", "llama", "mistral", "olmo_hybrid", "qwen2", "qwen3", "qwen3_5", "qwen3_next")
 _HEAVIER = {
     "deepseek_v3": 1.3,
@@ -94,13 +92,13 @@ _HEAVIER = {
     "nemotron_h": 1.7,
 }
 
-# A half-precision model keeps more than half: its LoRA layers multiply copies of their inputs in float32.
+# A half-precision model keeps more than half as much: its LoRA layers multiply float32 copies of their inputs.
 _FLOAT32 = _Coefficients(12.1, 18.5, 13.1, 15.8, 4.2, 0.0, 0.0, 25.5, 6.3, 4.3, 10.8)
 _HALF = _Coefficients(31.4, 11.9, 4.3, 5.5, 2.3, 2.4, 12.1, 14.2, 1.8, 6.2, 7.2)
 
 
-def shape_of(config: Mapping[str, Any]) -> ModelShape:
-    """The shape in a model's config.json, of whatever architecture; a text_config inside is taken.
+def model_shape(config: Mapping[str, Any]) -> ModelShape:
+    """Returns the sizes in a model's config.json, of any architecture; those of a text_config inside it come first.
 
     Raises KeyError for a configuration without layers, hidden size or vocabulary.
     """
@@ -136,7 +134,7 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
 
 
 def peak(shape: ModelShape, leaf: LeafSize, *, segment_size: int, head_chunk: int) -> int:
-    """Peak memory of one leaf's gradient above the model and its adapter."""
+    """Returns the peak bytes of one leaf's gradient, above the model and its adapter."""
     element = 2 if shape.half else 4
     positions = leaf.rows * leaf.length
     adapter = leaf.adapter * ADAPTER_BYTES
@@ -154,26 +152,22 @@ def peak(shape: ModelShape, leaf: LeafSize, *, segment_size: int, head_chunk: in
 
 def choose(
     shape: ModelShape, leaf: LeafSize, free: float, *, segment_size: int | None = None, head_chunk: int | None = None
-) -> Settings | None:
-    """The fastest settings whose predicted peak is at most `free` bytes; None when nothing fits.
+) -> MemorySettings | None:
+    """Returns the fastest settings whose predicted peak is at most `free` bytes; None when nothing fits.
 
-    Args:
-        shape: of the model.
-        leaf: the largest that the run has.
-        free: bytes beside the model.
-        segment_size: what the user asked for; None for "auto".
-        head_chunk: what the user asked for; None for "auto".
+    `leaf` is the largest of the run, `free` is counted without the model. `segment_size` (layers) and `head_chunk`
+    (positions) are the user's; None means "auto".
     """
-    for size in SEGMENT_SIZES if segment_size is None else (segment_size,):
+    for size in AUTO_SEGMENT_SIZES if segment_size is None else (segment_size,):
         chunk = _chunk(shape, leaf, size) if head_chunk is None else head_chunk
         needed = peak(shape, leaf, segment_size=size, head_chunk=chunk)
         if needed <= free:
-            return Settings(size, chunk, needed)
+            return MemorySettings(size, chunk, needed)
     return None
 
 
 def largest_length(shape: ModelShape, leaf: LeafSize, free: float, **asked: int | None) -> int:
-    """The largest number of positions, every one a target, at which `choose` finds something; 0 for none."""
+    """Returns the largest number of positions, all of them targets, at which `choose` finds settings; 0 for none."""
     low, high = 0, leaf.length
     while low < high:
         middle = (low + high + 1) // 2
@@ -188,7 +182,7 @@ def _of(shape: ModelShape) -> _Coefficients:
 
 
 def _kept(shape: ModelShape, leaf: LeafSize) -> float:
-    """What one layer keeps for its backward."""
+    """Returns the bytes that one layer keeps for its backward pass."""
     c = _of(shape)
     features = (
         c.hidden * shape.hidden + c.expanded * shape.expanded + c.query * shape.query + c.key_value * shape.key_value
@@ -197,14 +191,14 @@ def _kept(shape: ModelShape, leaf: LeafSize) -> float:
 
 
 def _once(shape: ModelShape, leaf: LeafSize) -> float:
-    """What a segment's backward holds beside that at its widest moment."""
+    """Returns the additional bytes of a segment's backward pass at its widest moment."""
     c = _of(shape)
     features = c.once_hidden * shape.hidden + c.once_expanded * shape.expanded + c.once_query * shape.query
     return shape.heavier * leaf.rows * leaf.length * (features + c.once_scores * shape.heads * leaf.length)
 
 
 def _states_held(shape: ModelShape, leaf: LeafSize, layers: int) -> float:
-    """What `layers` layers of linear attention hold beside that, the one in work included."""
+    """Returns the additional bytes of `layers` layers of linear attention, with the one that is being computed."""
     if not layers:
         return 0.0
     once = _STATE_ONCE * shape.state + _STATE_VALUES_ONCE * shape.state_values * leaf.length
@@ -212,7 +206,7 @@ def _states_held(shape: ModelShape, leaf: LeafSize, layers: int) -> float:
 
 
 def _chunk(shape: ModelShape, leaf: LeafSize, segment_size: int) -> int:
-    """The largest chunk whose logits take no more than the layers do anyway."""
+    """Returns the largest chunk whose logits take no more than the layers take anyway."""
     size = segment_size or 1
     layers = size * _kept(shape, leaf) + _once(shape, leaf) + _states_held(shape, leaf, min(size, shape.state_layers))
     fitting = (chunk for chunk in CHUNKS if chunk * shape.vocabulary * _of(shape).logits <= layers)
@@ -220,7 +214,7 @@ def _chunk(shape: ModelShape, leaf: LeafSize, segment_size: int) -> int:
 
 
 def _linear_attention(text: Mapping[str, Any], layers: int) -> tuple[int, int, int, int]:
-    """How many layers have linear attention, its heads, and the features of a key and of a value; zeros without any."""
+    """Returns the number of layers with linear attention, and its heads, key features and value features; or zeros."""
     if kimi := text.get("linear_attn_config"):
         return len(kimi["kda_layers"]), int(kimi["num_heads"]), int(kimi["head_dim"]), int(kimi["head_dim"])
     names = ("linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim")
@@ -240,62 +234,3 @@ def _first(values: Mapping[str, Any], *names: str, default: int | None = None) -
     if default is None:
         raise KeyError(f"the model's config.json has none of {', '.join(names)}")
     return default
-
-
-@dataclass(frozen=True, slots=True)
-class Need:
-    """What a node must hold for a run with settings that are fixed."""
-
-    shape: ModelShape
-    leaf: LeafSize  # the largest of the run
-    settings: Settings
-    model: int  # bytes of parameters and adapter
-
-    @property
-    def total(self) -> int:
-        """Bytes of the model and of the largest leaf's backward."""
-        return self.model + self.settings.peak + WORKER_BYTES
-
-    @property
-    def rows(self) -> str:
-        """What a leaf holds: 'a row', '4 pairs'."""
-        unit = "pair" if self.leaf.batches == 2 else "row"
-        return f"a {unit}" if self.leaf.rows == 1 else f"{self.leaf.rows} {unit}s"
-
-    @property
-    def doubt(self) -> str | None:
-        """What to say where the prediction rests on nothing measured."""
-        if not self.shape.unmeasured:
-            return None
-        return (
-            f"the memory of a {self.shape.unmeasured} is predicted as a llama's of the same sizes, since none was "
-            "measured: train.report_memory = true shows what a step takes"
-        )
-
-    def longest(self, limit: int) -> int:
-        """The largest `batch.max_length` in tokens whose leaf fits under `limit`, whatever the settings; 0 for none."""
-        positions = largest_length(self.shape, self.leaf, limit - self.model - WORKER_BYTES)
-        return positions + 1 if positions else 0
-
-    def refusal(self, limit: int) -> str | None:
-        """Why a node that may use `limit` bytes cannot take part, and what would help; None where it fits."""
-        if self.total <= limit:
-            return None
-        return (
-            f"may use {said_bytes(limit)}, and the run needs {said_bytes(self.total)}: {said_bytes(self.model)} for "
-            f"the model, {said_bytes(WORKER_BYTES)} for its process, {said_bytes(self.settings.peak)} for "
-            f"{self.rows} of {self.leaf.length + 1} tokens. {self._cure(limit)}"
-        )
-
-    def _cure(self, limit: int) -> str:
-        longest = self.longest(limit)
-        if not longest:
-            return "The model does not fit: take a smaller one, or one with fewer bits."
-        cures = []
-        if longest > self.leaf.length:
-            cures.append('memory.segment_size = "auto" and memory.head_chunk = "auto" would make it fit')
-        else:
-            cures.append(f"batch.max_length = {longest} would fit")
-        if self.leaf.rows > 1:
-            cures.append("a smaller batch.micro_size needs less")
-        return "; ".join(cures) + "."

@@ -1,4 +1,4 @@
-"""How a step spreads over nodes: partials, what travels, how long it takes, and how many nodes are worth having."""
+"""Estimates of a step on several nodes: its partials, traffic and time, and the number of nodes that is worthwhile."""
 
 import json
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ from mlxdist.coordinator.config.schema import BatchConfig
 from mlxdist.coordinator.schedule.assign import NodeSeconds, assign
 from mlxdist.protocol.tree import Span, subtrees
 
-WORTH = 0.95  # another node pays when a step then takes at most this part of the time
-MOST_NODES = 64  # looked at
+WORTH = 0.95  # another node is worthwhile when a step then takes at most this share of the time
+MOST_NODES = 64  # the largest number of nodes that is tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Traffic:
 def spread(
     costs: Sequence[float], nodes: int, tokens_per_second: float = 1.0, partial_seconds: float = 0.0
 ) -> list[Span]:
-    """The runs of a step's leaves, of `costs` tokens, on equally fast nodes; a node that gets nothing is left out."""
+    """Returns the span of leaves, of `costs` tokens, of each equally fast node; a node that gets none is left out."""
     node = NodeSeconds([tokens / tokens_per_second for tokens in costs], partial_seconds)
     return list(assign({str(number): node for number in range(nodes)}).values())
 
@@ -35,24 +35,25 @@ def spread(
 def traffic(
     costs: Sequence[float], nodes: int, vector_bytes: int, bytes_per_second: float, tokens_per_second: float = 1.0
 ) -> Traffic:
-    """What a step with these leaves sends over a link of this rate, first down, then up."""
-    runs = spread(costs, nodes, tokens_per_second, vector_bytes / bytes_per_second)
-    partials = sum(len(subtrees(len(costs), run)) for run in runs)
+    """Returns what a step with leaves of `costs` tokens sends over a link of this rate: first down, then up."""
+    spans = spread(costs, nodes, tokens_per_second, vector_bytes / bytes_per_second)
+    partials = sum(len(subtrees(len(costs), span)) for span in spans)
     down, up = nodes * vector_bytes, partials * vector_bytes
     return Traffic(partials, down, up, (down + up) / bytes_per_second)
 
 
 def step_seconds(costs: Sequence[float], nodes: int, tokens_per_second: float, sent: Traffic) -> float:
-    """A step's time: the slowest node's leaves, then what travels. The two do not overlap in this estimate."""
+    """Returns the seconds of a step: the leaves of the slowest node, then the traffic, which do not overlap here."""
     partial_seconds = sent.seconds / (nodes + sent.partials)
-    slowest = max(sum(costs[run.start : run.stop]) for run in spread(costs, nodes, tokens_per_second, partial_seconds))
+    spans = spread(costs, nodes, tokens_per_second, partial_seconds)
+    slowest = max(sum(costs[span.start : span.stop]) for span in spans)
     return slowest / tokens_per_second + sent.seconds
 
 
 def useful_nodes(costs: Sequence[float], tokens_per_second: float, vector_bytes: int, bytes_per_second: float) -> int:
-    """The number of equal nodes past which another shortens a step by less than a twentieth.
+    """Returns the largest number of equal nodes that is worthwhile: a step takes at most 95 % of the time with fewer.
 
-    Ten leaves on five nodes take as long as on six to nine, so the next number that helps is looked for.
+    Ten leaves take as long on six to nine nodes as on five, so larger numbers are tried after one that does not help.
     """
     best, useful = float("inf"), 1
     for nodes in range(1, min(len(costs), MOST_NODES) + 1):
@@ -64,12 +65,12 @@ def useful_nodes(costs: Sequence[float], tokens_per_second: float, vector_bytes:
 
 
 def busy_nodes(leaves: int, nodes: int) -> int:
-    """How many of equally fast nodes get any of so many equal leaves: four leaves take two nodes as long as three."""
+    """Returns how many of equally fast nodes get any of so many equal leaves: 2 of 3 nodes share 4 leaves."""
     return len(spread([1.0] * leaves, nodes))
 
 
 def size_for_all(batch: BatchConfig, nodes: int) -> int:
-    """The smallest `batch.size` from the run's on at which each of equally fast nodes gets leaves."""
+    """Returns the smallest `batch.size`, from the run's upward, at which each of equally fast nodes gets leaves."""
     size = batch.size
     while busy_nodes(batch.grad_accum_steps * -(-size // batch.micro_size), nodes) < nodes:
         size = (size // batch.micro_size + 1) * batch.micro_size  # no short leaf
@@ -77,12 +78,12 @@ def size_for_all(batch: BatchConfig, nodes: int) -> int:
 
 
 def nearest_size(batch: BatchConfig, nodes: int) -> int | None:
-    """The `batch.size` nearest to the run's at which every node sends one partial a step; None where there is none.
+    """Returns the nearest `batch.size` at which every node sends one partial per step; None when there is none.
 
-    That is so when the leaves of a step are nodes * 2**k, and always for one node.
+    This holds when a step has nodes * 2**k leaves, and always for one node.
     """
     if nodes == 1:
-        return batch.size  # the whole tree is one
+        return batch.size  # its partial is the whole tree
     full = range(batch.micro_size, batch.size + 2 * nodes * batch.micro_size, batch.micro_size)  # no short leaves
     sizes: list[int] = sorted({*full, batch.size}, key=lambda size: abs(size - batch.size))
     for size in sizes:
@@ -93,7 +94,7 @@ def nearest_size(batch: BatchConfig, nodes: int) -> int | None:
 
 
 def measured_speed(metrics: Path) -> float | None:
-    """Tokens per second of one node, padding included, as the run with this event file had; None without one."""
+    """Returns the tokens per second of one node, padding included, in the run of the event file `metrics`, or None."""
     speeds, names = [], set()
     try:
         with metrics.open(encoding="utf-8", errors="replace") as lines:

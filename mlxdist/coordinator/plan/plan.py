@@ -1,12 +1,13 @@
-"""`mlxdist plan`: what a run will take, before anything is launched: memory, time, and what travels.
+"""`mlxdist plan`: the memory, time and network traffic of a run, before anything is launched.
 
-The model's config.json and the headers of its files are read, and the rows as a run reads them; no parameters.
+It reads the model's config.json, the headers of its files, and the rows as a run reads them, but no parameters.
 """
 
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
+from pathlib import Path
 from statistics import fmean
 
 from rich.console import Console
@@ -17,10 +18,18 @@ from mlxdist.coordinator.batch.row_store import Rows
 from mlxdist.coordinator.config.hosts import Hosts, NodeSpec, is_local
 from mlxdist.coordinator.config.schema import RunConfig
 from mlxdist.coordinator.data.load import read
-from mlxdist.coordinator.memory.fit import Machine, asked, node_limits, this_machine, with_settings
-from mlxdist.coordinator.memory.fit import needed as needed_for
+from mlxdist.coordinator.memory.fit import (
+    Machine,
+    free_bytes,
+    memory_need,
+    node_limits,
+    requested,
+    this_machine,
+    with_settings,
+)
 from mlxdist.coordinator.memory.model_files import ModelFiles, find_model, read_model
-from mlxdist.coordinator.memory.prediction import Need, ADAPTER_BYTES, WHOLE_GRAPH, choose, peak
+from mlxdist.coordinator.memory.node_memory import MemoryNeed
+from mlxdist.coordinator.memory.prediction import ADAPTER_BYTES, WHOLE_GRAPH, choose
 from mlxdist.coordinator.plan.estimates import (
     Traffic,
     busy_nodes,
@@ -32,58 +41,58 @@ from mlxdist.coordinator.plan.estimates import (
 )
 from mlxdist.coordinator.schedule.rounds import leaf_tokens
 from mlxdist.coordinator.storage.run_folder import RunFolder
-from mlxdist.protocol.budget import WORKER_BYTES, usable_bytes
+from mlxdist.protocol.budget import WORKER_BYTES
 from mlxdist.protocol.errors import ConfigError
 
-SEGMENT_SIZES = (WHOLE_GRAPH, 8, 4, 2, 1)  # of which the memory is shown
-STEPS_LOOKED_AT = 50  # of the order, for the tokens of a step
+SHOWN_SEGMENT_SIZES = (WHOLE_GRAPH, 8, 4, 2, 1)  # in the table of memory
+STEPS_LOOKED_AT = 50  # whose mean gives the tokens of a step
 LOOPBACK = 1.9e9  # bytes per second between processes of one machine, measured with blocks of 1 MiB
-EFFICIENCY = 0.9  # of a link's nominal rate
+EFFICIENCY = 0.9  # of the nominal rate of a link
 
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What the command line may say."""
+    """The options of the command line."""
 
-    tokens_per_second: float | None = None  # of one node, padding included; None: as an earlier run measured
-    link_gbit: float = 1.0  # of the coordinator's network
+    tokens_per_second: float | None = None  # of one node, padding included; None: as measured by an earlier run
+    link_gbit: float = 1.0  # of the coordinator's network, in Gbit/s
     as_json: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """What a node would hold at one segment size: bytes, the model included."""
+class SegmentMemory:
+    """The memory of a node at one segment size."""
 
-    segment_size: int  # 0 = the whole graph
-    head_chunk: int
-    total: int
+    segment_size: int  # layers; 0 = the whole graph
+    head_chunk: int  # positions
+    total: int  # bytes, with the model
 
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """One node: bytes that it may use and that are free there (0: not known), and why it cannot take part."""
+    """One node: its memory, and why it cannot take part in the run."""
 
     name: str
-    limit: int
-    free: int
+    limit: int  # bytes that it may use; 0 = not known
+    free: int  # bytes of these that are free now
     refusal: str | None
-    longest: int | None  # the largest max_length that fits, where the run does not
+    longest: int | None  # tokens: the largest max_length that fits, when the run does not
 
 
 @dataclass(frozen=True)
-class Plan:
-    """All that is shown."""
+class RunPlan:
+    """Everything that `mlxdist plan` shows."""
 
-    need: Need
-    total: int  # bytes of a node with the settings that would be used
+    need: MemoryNeed
+    total: int  # bytes that a node needs with the settings of the next two lines
     segment_size: int | str
     head_chunk: int | str
-    table: tuple[Held, ...]
+    table: tuple[SegmentMemory, ...]
     nodes: tuple[NodePlan, ...]
     batch_size: int
-    nearest_size: int | None  # batch.size with one partial from each node
+    nearest_size: int | None  # the nearest batch.size with one partial from each node
     leaves: int  # of a full step
-    busy_nodes: int  # that get any of them, all being equally fast
+    busy_nodes: int  # that get any of these leaves, when all nodes are equally fast
     tokens: float  # of a step, padding included
     sent: Traffic
     tokens_per_second: float | None  # of one node
@@ -91,34 +100,36 @@ class Plan:
     step_seconds: float | None
     steps: int | None
     hours: float | None
-    useful_nodes: int | None  # past which another does not pay
+    useful_nodes: int | None  # with more nodes a step is hardly shorter
 
 
-def plan(config: RunConfig, hosts: Hosts, options: PlanOptions, console: Console) -> int:
-    """Show the plan of a run on these hosts. Returns 0 where it would start, 2 where a node could not hold it.
+def show_plan(config: RunConfig, hosts: Hosts, options: PlanOptions, console: Console) -> int:
+    """Shows the plan of a run on these hosts. Returns the exit code: 0, or 2 when a node cannot hold the run.
 
-    Raises ConfigError or DataError for what a run would be refused for.
+    Raises ConfigError or DataError as a launch would.
     """
-    from mlxdist.coordinator.plan.view import show
+    from mlxdist.coordinator.plan.view import print_plan
 
     with console.status("reading the data"):
         dataset = read(config, progress=lambda message, share: None)
     rows = [each for each in (dataset.train, dataset.valid) if each is not None]
-    facts = make_plan(config, hosts.nodes, rows, model_files(config.model), this_machine(), options)
+    made = make_plan(config, hosts.nodes, rows, model_files(config.model), this_machine(), options)
     if options.as_json:
-        console.out(json.dumps(asdict(facts), indent=2), highlight=False)
+        console.out(json.dumps(asdict(made), indent=2), highlight=False)
     else:
-        show(facts, console)
-    return 2 if any(node.refusal for node in facts.nodes) else 0
+        print_plan(made, console)
+    return 2 if any(node.refusal for node in made.nodes) else 0
 
 
 def model_files(model: str) -> ModelFiles:
-    """The model's files on this machine. Raises ConfigError where there are none."""
+    """Returns the model's files on this machine. Raises ConfigError when there are none."""
     folder = find_model(model)
     files = read_model(folder) if folder is not None else None
     if files is None or not files.tensors:
-        where = "neither a folder nor in the hub's cache" if folder is None else "of it only the configuration is here"
-        raise ConfigError(f"model = {model!r} is not on this machine ({where}): fetch it first with hf download")
+        missing = f"it is not on this machine; fetch it first: hf download {model}"
+        if Path(model).is_dir():
+            missing = "the folder lacks config.json or model*.safetensors; copy the model again"
+        raise ConfigError(f'model = "{model}": {missing}')
     return files
 
 
@@ -129,14 +140,13 @@ def make_plan(
     files: ModelFiles,
     machine: Machine,
     options: PlanOptions,
-) -> Plan:
-    """The plan of a run whose training rows are `rows[0]`. Raises ConfigError for a model without known sizes."""
+) -> RunPlan:
+    """Returns the plan of a run whose training rows are `rows[0]`. Raises ConfigError for a model of unknown sizes."""
     limits = node_limits(nodes, machine)
-    free = min((now for _, now in limits.values()), default=usable_bytes(machine.total, machine.system))
     try:
-        need = needed_for(config, files, rows, free)
+        need = memory_need(config, files, rows, free_bytes(nodes, limits))
     except KeyError as error:
-        raise ConfigError(f"model = {config.model!r}: its memory cannot be predicted, {error.args[0]}") from error
+        raise ConfigError(f'model = "{config.model}": its memory cannot be predicted: {error.args[0]}') from error
     data, vector = rows[0], ADAPTER_BYTES * need.leaf.adapter
     looked_at = [costs for costs in islice(_costs(config, data), STEPS_LOOKED_AT) if costs]
     tokens = fmean(sum(costs) for costs in looked_at)
@@ -148,7 +158,7 @@ def make_plan(
     seconds = step_seconds(typical, len(nodes), speed, sent) if speed else None
     total = total_steps(config.train, len(data), config.batch, config.method)
     resolved = with_settings(config, need.settings).memory
-    return Plan(
+    return RunPlan(
         need=need,
         total=need.total,
         segment_size=resolved.segment_size,
@@ -171,7 +181,7 @@ def make_plan(
 
 
 def _costs(config: RunConfig, data: Rows) -> Iterator[list[float]]:
-    """Padded tokens per leaf, of one step after the other."""
+    """Yields, step by step, the padded tokens of each leaf."""
     batch = config.batch
     for step in steps(data.lengths.tolist(), batch, config.method):
         leaves = cut(step, data, batch.micro_size, batch.max_length, config.method)
@@ -185,22 +195,20 @@ def _speed(config: RunConfig, options: PlanOptions) -> tuple[float | None, str]:
     return measured_speed(metrics), f"measured in {metrics}"
 
 
-def _table(config: RunConfig, need: Need) -> list[Held]:
-    """What a node would hold at each segment size, with the head's chunk that goes with it."""
-    _, chunk_asked = asked(config.memory)
-    chosen = need.settings
+def _table(config: RunConfig, need: MemoryNeed) -> list[SegmentMemory]:
+    """Returns the memory at each segment size that is shown, with the head chunk that goes with it."""
+    _, chunk = requested(config.memory)
     table = []
-    for size in sorted({*SEGMENT_SIZES, chosen.segment_size}, key=lambda size: -size if size else -(2**31)):
+    for size in sorted({*SHOWN_SEGMENT_SIZES, need.settings.segment_size}, key=lambda size: -size or float("-inf")):
         if size > need.shape.layers:
             continue
-        settings = choose(need.shape, need.leaf, float("inf"), segment_size=size, head_chunk=chunk_asked)
-        assert settings is not None, "endless memory holds everything"
-        chunk = chosen.head_chunk if size == chosen.segment_size else settings.head_chunk
-        held = peak(need.shape, need.leaf, segment_size=size, head_chunk=chunk)
-        table.append(Held(size, chunk, need.model + WORKER_BYTES + held))
+        settings = need.settings
+        if size != settings.segment_size:
+            settings = choose(need.shape, need.leaf, float("inf"), segment_size=size, head_chunk=chunk) or settings
+        table.append(SegmentMemory(size, settings.head_chunk, need.model + WORKER_BYTES + settings.peak))
     return table
 
 
-def _node(name: str, need: Need, limit: int, free: int) -> NodePlan:
+def _node(name: str, need: MemoryNeed, limit: int, free: int) -> NodePlan:
     fault = need.refusal(limit) if limit else None
     return NodePlan(name, limit, free, fault, need.longest(limit) if fault else None)

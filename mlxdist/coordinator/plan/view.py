@@ -1,16 +1,16 @@
-"""A plan on a terminal: memory, then a step, then the run."""
+"""Prints a plan: memory, then a step, then the run."""
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mlxdist.coordinator.plan.plan import NodePlan, Plan
+from mlxdist.coordinator.plan.plan import NodePlan, RunPlan
 from mlxdist.coordinator.report.format import count
-from mlxdist.protocol.budget import WORKER_BYTES, said_bytes
+from mlxdist.protocol.budget import WORKER_BYTES, format_bytes
 
 
-def show(plan: Plan, console: Console) -> None:
-    """Print everything; refusals last, where the eye rests."""
+def print_plan(plan: RunPlan, console: Console) -> None:
+    """Prints everything; refusals last, where a person looks first."""
     _memory(plan, console)
     _step(plan, console)
     _run(plan, console)
@@ -20,13 +20,13 @@ def show(plan: Plan, console: Console) -> None:
             console.print(Text(f"A run would be refused: node {node.name} {node.refusal}", style="red"), soft_wrap=True)
 
 
-def _memory(plan: Plan, console: Console) -> None:
+def _memory(plan: RunPlan, console: Console) -> None:
     need = plan.need
     console.print("[bold]Memory of a node[/bold], predicted", highlight=False)
     console.print(
-        f"  {said_bytes(need.model)} for the model and its adapter ({need.leaf.adapter:,} trainable parameters), "
-        f"{said_bytes(WORKER_BYTES)} for the process, "
-        f"{said_bytes(need.settings.peak)} for a leaf: {need.rows} of up to {need.leaf.length + 1} tokens",
+        f"  {format_bytes(need.model)} for the model and its adapter ({need.leaf.adapter:,} trainable parameters), "
+        f"{format_bytes(WORKER_BYTES)} for the process, "
+        f"{format_bytes(need.settings.peak)} for a leaf: {need.rows} of up to {need.leaf.length + 1} tokens",
         highlight=False,
         soft_wrap=True,
     )
@@ -39,12 +39,12 @@ def _memory(plan: Plan, console: Console) -> None:
         size = str(held.segment_size or "off")
         chosen = size == str(plan.segment_size)
         cells = (_fits(held.total, node) for node in plan.nodes)
-        table.add_row(size, str(held.head_chunk), said_bytes(held.total), *cells, style="bold" if chosen else "")
+        table.add_row(size, str(held.head_chunk), format_bytes(held.total), *cells, style="bold" if chosen else "")
     console.print(table)
     if need.doubt:
         console.print(f"  {need.doubt}", style="yellow", highlight=False, soft_wrap=True)
     for node in plan.nodes:
-        said = f"may use {said_bytes(node.limit)}, {said_bytes(node.free)} free now" if node.limit else _unknown()
+        said = f"may use {format_bytes(node.limit)}, {format_bytes(node.free)} free now" if node.limit else _unknown()
         console.print(f"  {node.name}: {said}", highlight=False, soft_wrap=True)
 
 
@@ -60,7 +60,7 @@ def _fits(total: int, node: NodePlan) -> str:
     return "fits" if total <= node.free else "tight"
 
 
-def _step(plan: Plan, console: Console) -> None:
+def _step(plan: RunPlan, console: Console) -> None:
     nodes, sent = len(plan.nodes), plan.sent
     console.print("\n[bold]A step[/bold]", highlight=False)
     console.print(
@@ -81,7 +81,7 @@ def _step(plan: Plan, console: Console) -> None:
         console.print(f"  {said} (it is {plan.batch_size})", highlight=False)
 
 
-def _run(plan: Plan, console: Console) -> None:
+def _run(plan: RunPlan, console: Console) -> None:
     console.print("\n[bold]The run[/bold]", highlight=False)
     if plan.tokens_per_second is None or plan.step_seconds is None:
         console.print(

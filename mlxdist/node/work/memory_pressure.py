@@ -7,7 +7,7 @@ from statistics import median
 
 import psutil
 
-from mlxdist.protocol.budget import cure, rows_of
+from mlxdist.protocol.budget import cure, describe_leaf
 from mlxdist.protocol.errors import NodeError
 from mlxdist.protocol.leaves import Leaf
 
@@ -36,7 +36,7 @@ def named_out_of_memory(leaf: Leaf, segment_size: int) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         first = " ".join(str(error).split())[:200]
-        raise NodeError(f"memory ran out at {rows_of(leaf)} ({first}); {cure(leaf, segment_size)}") from error
+        raise NodeError(f"memory ran out at {describe_leaf(leaf)} ({first}); {cure(leaf, segment_size)}") from error
 
 
 def swapped_in() -> int:

@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from mlxdist.coordinator.config.load import load
-from mlxdist.coordinator.config.schema import NotYet
+from mlxdist.coordinator.config.load import load_config
 from mlxdist.protocol.errors import ConfigError
 
 MINIMAL = 'model = "org/tiny"\ndata = "rows"\n'
-EVERYTHING: NotYet = {}  # as if no feature were still to come
 
 
 def run_file(folder: Path, text: str) -> Path:
@@ -22,10 +20,10 @@ def run_file(folder: Path, text: str) -> Path:
     return path
 
 
-def refusal(path: Path | None, *overrides: str, not_yet: NotYet = EVERYTHING) -> str:
+def refusal(path: Path | None, *overrides: str) -> str:
     """What a refused configuration is told, the folder cut off."""
     with pytest.raises(ConfigError) as caught:
-        load(path, overrides, not_yet=not_yet)
+        load_config(path, overrides)
     return str(caught.value).replace(f"{path.parent}/" if path else "", "")
 
 

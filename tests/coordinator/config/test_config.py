@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from mlxdist.coordinator.config.keys import flat, hints
-from mlxdist.coordinator.config.load import load
+from mlxdist.coordinator.config.load import load_config
 from mlxdist.coordinator.config.schema import TrainConfig, as_json, warmup_steps
-from tests.coordinator.config.run_files import EVERYTHING, MINIMAL, refusal, run_file
+from tests.coordinator.config.run_files import MINIMAL, refusal, run_file
 
 # --- what a correct file becomes
 
 
 def test_model_and_data_are_enough(tmp_path: Path) -> None:
-    config = load(run_file(tmp_path, ""))
+    config = load_config(run_file(tmp_path, ""))
     assert config.model == "org/tiny"
     assert config.data.path == str(tmp_path / "rows")
     assert config.output == tmp_path / "runs" / "run"
@@ -24,7 +24,7 @@ def test_model_and_data_are_enough(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["sft", "dpo", "kto"])
 def test_each_method_has_its_own_defaults(tmp_path: Path, method: str) -> None:
-    config = load(run_file(tmp_path, f'method = "{method}"\nmodel = "m"\ndata = "rows"'), not_yet=EVERYTHING)
+    config = load_config(run_file(tmp_path, f'method = "{method}"\nmodel = "m"\ndata = "rows"'))
     train, order = config.train, config.batch.order
     if method == "sft":
         assert (train.learning_rate, train.schedule, train.warmup_steps, order) == (2e-4, "constant", 0, "sorted")
@@ -36,7 +36,7 @@ def test_each_method_has_its_own_defaults(tmp_path: Path, method: str) -> None:
 
 def test_a_given_value_beats_the_default_of_the_method(tmp_path: Path) -> None:
     text = MINIMAL + 'method = "dpo"\n[train]\nlearning_rate = 1\nwarmup_steps = 0\nschedule = "linear"'
-    config = load(run_file(tmp_path, text), not_yet=EVERYTHING)
+    config = load_config(run_file(tmp_path, text))
     assert (config.train.learning_rate, config.train.warmup_steps, config.train.schedule) == (1.0, 0, "linear")
     assert isinstance(config.train.learning_rate, float)
 
@@ -48,13 +48,13 @@ def test_an_automatic_warmup_is_a_tenth_rounded_up_and_a_number_stays() -> None:
 
 @pytest.mark.parametrize("key", ["epochs", "max_hours"])
 def test_passes_or_hours_take_the_place_of_the_default_steps(tmp_path: Path, key: str) -> None:
-    config = load(run_file(tmp_path, f"[train]\n{key} = 2"))
+    config = load_config(run_file(tmp_path, f"[train]\n{key} = 2"))
     assert (config.train.steps, getattr(config.train, key)) == (None, 2.0)
 
 
 def test_the_short_form_of_data_is_the_path_of_its_table(tmp_path: Path) -> None:
-    long = load(run_file(tmp_path, 'model = "org/tiny"\n[data]\npath = "rows"'))
-    assert load(run_file(tmp_path, "")) == long
+    long = load_config(run_file(tmp_path, 'model = "org/tiny"\n[data]\npath = "rows"'))
+    assert load_config(run_file(tmp_path, "")) == long
 
 
 def test_paths_are_relative_to_the_file_and_home_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,26 +69,27 @@ def test_paths_are_relative_to_the_file_and_home_is_known(tmp_path: Path, monkey
     )
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path / "elsewhere")
-    config = load(Path("../runs/my-pairs.toml"))
+    config = load_config(Path("../runs/my-pairs.toml"))
     assert config.model == str(tmp_path / "runs/models/base")
     assert config.data.path == str(tmp_path / "runs/rows")
     assert config.data.valid_path == str(tmp_path / "home/valid.jsonl")
     assert config.lora.init_adapter == str(tmp_path / "runs/start")
     assert config.output == tmp_path / "runs/runs/my-pairs"
-    assert load(file, ["output=out"]).output == tmp_path / "elsewhere" / "out", "typed paths start where they are typed"
+    assert load_config(file, ["output=out"]).output == tmp_path / "elsewhere" / "out", (
+        "typed paths start where they are typed"
+    )
 
 
 def test_a_folder_and_nothing_at_all_mean_run_toml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = load(run_file(tmp_path, ""))
-    assert load(tmp_path) == expected
+    expected = load_config(run_file(tmp_path, ""))
+    assert load_config(tmp_path) == expected
     monkeypatch.chdir(tmp_path)
-    assert load(None) == expected
+    assert load_config(None) == expected
 
 
 def test_json_keeps_nulls_and_has_paths_as_text(tmp_path: Path) -> None:
-    config = load(
+    config = load_config(
         run_file(tmp_path, 'model = "m"\ndata.path = "rows"\ndata.columns = {prompt = "q"}\n[train]\nepochs = 1'),
-        not_yet=EVERYTHING,
     )
     said = json.loads(json.dumps(as_json(config), allow_nan=False))
     assert said["train"]["steps"] is None
@@ -100,7 +101,7 @@ def test_json_keeps_nulls_and_has_paths_as_text(tmp_path: Path) -> None:
 
 def test_a_configuration_cannot_be_changed(tmp_path: Path) -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        load(run_file(tmp_path, "")).train.steps = 3  # type: ignore[misc]
+        load_config(run_file(tmp_path, "")).train.steps = 3  # type: ignore[misc]
 
 
 # --- overrides
@@ -115,7 +116,7 @@ def test_overrides_take_toml_values_dotted_keys_and_bare_words(tmp_path: Path) -
         "train.betas=[0.5, 0.9]",
         "batch.seed = 7",
     ]
-    config = load(path, [*texts, "data.columns.completion=a", "train.report_memory=true"], not_yet=EVERYTHING)
+    config = load_config(path, [*texts, "data.columns.completion=a", "train.report_memory=true"])
     assert (config.train.steps, config.method, config.batch.seed) == (5, "kto", 7)
     assert config.lora.target_modules == ("q_proj",)
     assert config.train.betas == (0.5, 0.9)
@@ -125,16 +126,16 @@ def test_overrides_take_toml_values_dotted_keys_and_bare_words(tmp_path: Path) -
 
 def test_a_bare_word_that_looks_like_a_date_is_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert load(run_file(tmp_path, ""), ["output=2025-01-31"]).output == tmp_path / "2025-01-31"
+    assert load_config(run_file(tmp_path, ""), ["output=2025-01-31"]).output == tmp_path / "2025-01-31"
 
 
 def test_an_override_displaces_the_files_alternative(tmp_path: Path) -> None:
-    train = load(run_file(tmp_path, "[train]\nsteps = 50"), ["train.epochs=0.5"]).train
+    train = load_config(run_file(tmp_path, "[train]\nsteps = 50"), ["train.epochs=0.5"]).train
     assert (train.steps, train.epochs) == (None, 0.5)
 
 
 def test_an_override_spares_what_it_replaces_its_checks(tmp_path: Path) -> None:
-    assert load(run_file(tmp_path, 'model = "./gone"\ndata = "rows"'), ["model=org/here"]).model == "org/here"
+    assert load_config(run_file(tmp_path, 'model = "./gone"\ndata = "rows"'), ["model=org/here"]).model == "org/here"
 
 
 @pytest.mark.parametrize(
@@ -193,7 +194,7 @@ def test_broken_toml_is_shown_with_line_and_column(tmp_path: Path, text: str, pl
 def test_a_byte_order_mark_and_windows_lines_are_no_fault_and_other_encodings_are(tmp_path: Path) -> None:
     path = run_file(tmp_path, "")
     path.write_bytes(b"\xef\xbb\xbf" + MINIMAL.replace("\n", "\r\n").encode())
-    assert load(path).model == "org/tiny"
+    assert load_config(path).model == "org/tiny"
     path.write_bytes(b'model = "m"\n# caf\xe9\n')
     assert refusal(path) == "run.toml:2: is not UTF-8 text; save the file as UTF-8"
 

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxdist.coordinator.config.keys import hints, value_at
-from mlxdist.coordinator.config.load import load
+from mlxdist.coordinator.config.load import load_config
 from mlxdist.coordinator.config.schema import METHOD_DEFAULTS
 from mlxdist.coordinator.config.toml_file import key_lines
 from mlxdist.protocol.errors import ConfigError
-from tests.coordinator.config.run_files import EVERYTHING, MINIMAL, example_values, run_file
+from tests.coordinator.config.run_files import MINIMAL, example_values, run_file
 
 EXAMPLE = Path(__file__).parents[3] / "run.example.toml"
 
@@ -27,7 +27,7 @@ def test_the_example_loads_as_a_run_with_every_default(tmp_path: Path) -> None:
     copy.write_text(EXAMPLE.read_text())
     plain = tmp_path / "plain.toml"
     plain.write_text('model = "mlx-community/SmolLM2-135M-Instruct"\ndata = "data"\noutput = "runs/run"')
-    assert load(copy) == load(plain)
+    assert load_config(copy) == load_config(plain)
 
 
 def test_the_example_shows_every_key_with_its_real_default(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_the_example_shows_every_key_with_its_real_default(tmp_path: Path) -> No
     (tmp_path / "data").mkdir()
     plain = tmp_path / "run.toml"
     plain.write_text('model = "mlx-community/SmolLM2-135M-Instruct"\ndata = "data"')
-    config = load(plain)
+    config = load_config(plain)
     real = {key: value_at(config, key) for key in hints()}
     assert real["output"] == tmp_path / shown.pop("output")
     assert real["data.path"] == str(tmp_path / shown.pop("data.path"))
@@ -53,7 +53,7 @@ def test_the_example_shows_every_key_with_its_real_default(tmp_path: Path) -> No
 def test_the_defaults_of_every_method_are_keys_and_fit_them(tmp_path: Path) -> None:
     for method, defaults in METHOD_DEFAULTS.items():
         sets = [f"{key}={json.dumps(value)}" for key, value in defaults.items()]
-        config = load(run_file(tmp_path, ""), [f"method={method}", *sets], not_yet=EVERYTHING)
+        config = load_config(run_file(tmp_path, ""), [f"method={method}", *sets])
         assert all(value_at(config, key) == value for key, value in defaults.items())
 
 
@@ -62,7 +62,7 @@ def test_lines_are_found_through_long_strings_lists_and_comments() -> None:
     lines += ["[t] # note", "'e' = \"[\"", "f.g = {h = 1}", "[[n]]", "i = 1", "[[n]]", "j = '''x''' # '''", "k = 2"]
     text = "\n".join(lines)
     assert tomllib.loads(text)["n"] == [{"i": 1}, {"j": "x", "k": 2}]
-    top = {"a": 1, "d": 5, "t": 9, "t.e": 10, "t.f": 11, "t.f.g": 11}
+    top = {"a": 1, "d": 5, "t": 9, "t.e": 10, "t.f": 11, "t.f.g": 11, "t.f.g.h": 11}
     assert key_lines(text) == {**top, "n": 12, "n.0": 12, "n.0.i": 13, "n.1": 14, "n.1.j": 15, "n.1.k": 16}
 
 
@@ -83,7 +83,7 @@ def test_any_value_is_taken_or_refused_with_a_sentence(
         (path.parent / "rows").mkdir(parents=True)
         path.write_text(MINIMAL)
     try:
-        said = str(load(path, [f"{key}={json.dumps(value)}"]))
+        said = str(load_config(path, [f"{key}={json.dumps(value)}"]))
     except ConfigError as error:
         said = str(error)
     assert said.startswith(("RunConfig(", f"--set {key} ", f"--set {key}: "))

@@ -145,7 +145,7 @@ def test_the_range_is_said_in_words(tmp_path: Path) -> None:
         in said
     )
     assert 'run.toml:5: train.save_every = 0: must be a whole number, at least 1, or "auto"\n' in said
-    assert "run.toml:7: lora.num_layers = 0: must be a whole number, at least 1 or -1\n" in said
+    assert "run.toml:7: lora.num_layers = 0: must be a whole number, at least 1, or -1\n" in said
     assert said.endswith('run.toml:9: batch.order = "sort": must be "sorted" or "shuffled"; did you mean "sorted"?')
 
 
@@ -164,7 +164,7 @@ def test_all_faults_are_told_together_and_only_the_first_ten(tmp_path: Path) -> 
         run_file(tmp_path, f"[timing]\n{timing}[batch]\nsize = 0\nmicro_size = 0\nmax_length = 0\nsise = 1\nseed = -1")
     ).split("\n")
     faults = len(tables()["timing"]) + 5
-    assert lines[0] == f"{faults} things to mend, nothing was started:"
+    assert lines[0] == f"{faults} things to fix, nothing was started:"
     assert lines[1].startswith("  run.toml:4: timing.beat_seconds = 0: ")
     assert len(lines) == 12
     assert lines[-1] == f"  and {faults - 10} more"

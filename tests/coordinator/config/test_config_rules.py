@@ -1,13 +1,11 @@
-"""Paths that lead nowhere, keys that exclude each other, and keys of features to come."""
+"""Paths that lead nowhere, and keys that exclude each other."""
 
 from pathlib import Path
 
 import pytest
 
-from mlxdist.coordinator.config.load import load
-from mlxdist.coordinator.config.schema import NOT_YET
-from mlxdist.protocol.errors import NotYetError
-from tests.coordinator.config.run_files import EVERYTHING, refusal, run_file
+from mlxdist.coordinator.config.load import load_config
+from tests.coordinator.config.run_files import refusal, run_file
 
 # --- paths
 
@@ -21,7 +19,7 @@ def test_a_model_that_is_no_folder_and_no_hub_id_is_refused(tmp_path: Path, mode
 
 @pytest.mark.parametrize("model", ["org/name", "name", "mlx-community/SmolLM2-135M-Instruct", "Qwen/Qwen2.5-0.5B"])
 def test_a_hub_id_is_passed_through(tmp_path: Path, model: str) -> None:
-    assert load(run_file(tmp_path, f'model = "{model}"\ndata = "rows"')).model == model
+    assert load_config(run_file(tmp_path, f'model = "{model}"\ndata = "rows"')).model == model
 
 
 @pytest.mark.parametrize(
@@ -34,7 +32,7 @@ def test_a_hub_id_is_passed_through(tmp_path: Path, model: str) -> None:
         ('model = "m"\ndata = "rows"\noutput = "run.toml"', 'output = "run.toml" is a file; the output is a folder'),
         (
             'model = "m"\ndata = "rows"\nlora.init_adapter = "rows"',
-            'lora.init_adapter = "rows" is no adapter folder: there is no ',
+            'lora.init_adapter = "rows" is not an adapter folder: there is no ',
         ),
         ('model = "m"\ndata.path = "rows"\ndata.chat_template = "chat.jinja"', "no text file can be read at "),
     ],
@@ -53,8 +51,8 @@ def test_what_the_system_takes_for_no_path_is_a_sentence_too(tmp_path: Path, key
 def test_a_template_is_text_or_a_file(tmp_path: Path) -> None:
     (tmp_path / "chat.jinja").write_text("{% for message in messages %}")
     path = run_file(tmp_path, 'model = "m"\n[data]\npath = "rows"\nchat_template = "chat.jinja"')
-    assert load(path, not_yet=EVERYTHING).data.chat_template == "{% for message in messages %}"
-    assert load(path, ["data.chat_template={{ messages }}"], not_yet=EVERYTHING).data.chat_template == "{{ messages }}"
+    assert load_config(path).data.chat_template == "{% for message in messages %}"
+    assert load_config(path, ["data.chat_template={{ messages }}"]).data.chat_template == "{{ messages }}"
 
 
 # --- rules between keys
@@ -167,55 +165,19 @@ def test_a_broken_rule_is_refused(
     ],
 )
 def test_what_the_rules_allow_is_taken(tmp_path: Path, method: str, sets: list[str]) -> None:
-    load(run_file(tmp_path, ""), [f"method={method}", *sets], not_yet=EVERYTHING)
+    load_config(run_file(tmp_path, ""), [f"method={method}", *sets])
 
 
 def test_grad_checkpoint_alone_switches_segments_off(tmp_path: Path) -> None:
-    assert load(run_file(tmp_path, "[memory]\ngrad_checkpoint = true"), not_yet=EVERYTHING).memory.segment_size == "off"
+    assert load_config(run_file(tmp_path, "[memory]\ngrad_checkpoint = true")).memory.segment_size == "off"
 
 
 def test_a_faulty_value_breaks_no_rule_besides(tmp_path: Path) -> None:
     assert "\n" not in refusal(run_file(tmp_path, "[timing]\nbeat_seconds = 60\nsuspect_seconds = -1"))
 
 
-# --- features to come
-
-NEEDING = {
-    "method": "dpo",
-    "preference": None,
-    "data.path": "org/rows",
-    "data.valid_path": "valid.csv",
-    "data.valid_fraction": "0.1",
-    "data.columns": "{prompt = 'q'}",
-    "data.train_on": "all",
-    "data.unpair": "true",
-    "data.on_bad_row": "skip",
-    "data.chat_template": "{{ messages }}",
-    "data.chat_template_kwargs": "{enable_thinking = false}",
-    "data.max_prompt_length": "5",
-    "data.max_completion_length": "5",
-    "memory.segment_size": "2",
-    "memory.head_chunk": "64",
-    "memory.grad_checkpoint": "true",
-}
-
-
-@pytest.mark.parametrize("key", NOT_YET)
-def test_a_key_of_a_feature_to_come_is_refused_and_never_ignored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "valid.csv").touch()
-    override = "preference.beta=0.2" if key == "preference" else f"{key}={NEEDING[key]}"
-    only = {key: NOT_YET[key]}
-    more = ["method=dpo"] if key == "preference" else ["method=kto"] if key == "data.unpair" else []
-    with pytest.raises(NotYetError, match="not yet: ") as caught:
-        load(run_file(tmp_path, ""), [override, *more], not_yet=only)
-    assert str(caught.value).startswith(f"--set {override.partition('=')[0]} = ")
-
-
-def test_defaults_written_out_need_no_feature_to_come(tmp_path: Path) -> None:
-    load(
+def test_defaults_may_be_written_out(tmp_path: Path) -> None:
+    load_config(
         run_file(
             tmp_path,
             'model = "m"\nmethod = "sft"\n[data]\npath = "rows"\ntrain_on = "last"\n[memory]\nsegment_size = "auto"',

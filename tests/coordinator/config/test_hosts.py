@@ -113,7 +113,8 @@ def test_the_run_is_relative_to_the_file(write: Write, tmp_path: Path, monkeypat
         ),
         (
             "[[nodes]]\nhost = 'a'\nname = '../a'",
-            'hosts.toml:3: nodes.name = "../a": must be letters, digits, points, dashes or underscores, at most 64',
+            'hosts.toml:3: nodes.name = "../a": must be at most 64 letters, digits, points, dashes or underscores, '
+            "a letter or digit first",
         ),
         (
             "[[nodes]]\nhost = 'a'\npython = 'python3'",
@@ -125,7 +126,7 @@ def test_the_run_is_relative_to_the_file(write: Write, tmp_path: Path, monkeypat
         ),
         (
             "[defaults]\nhost = 'a'\n" + TWO,
-            "hosts.toml:2: defaults.host is a key of each of [[nodes]], it has no default",
+            "hosts.toml:2: defaults.host belongs in each of [[nodes]]; it has no default",
         ),
         ("defaults = 1\n" + TWO, "hosts.toml:1: defaults = 1: must be a table, [defaults]"),
         (
@@ -143,11 +144,11 @@ def test_the_run_is_relative_to_the_file(write: Write, tmp_path: Path, monkeypat
         ),
         (
             "[coordinator]\nport = 80\n" + TWO,
-            "hosts.toml:2: coordinator.port = 80: must be a whole number, at least 1024 and at most 65534 or 0",
+            "hosts.toml:2: coordinator.port = 80: must be a whole number, at least 1024 and at most 65534, or 0",
         ),
         (
             "[coordinator]\nport = 65535\n" + TWO,
-            "hosts.toml:2: coordinator.port = 65535: must be a whole number, at least 1024 and at most 65534 or 0",
+            "hosts.toml:2: coordinator.port = 65535: must be a whole number, at least 1024 and at most 65534, or 0",
         ),
         (
             "[coordinator]\nbind = 'en0'\n" + TWO,
@@ -159,7 +160,7 @@ def test_the_run_is_relative_to_the_file(write: Write, tmp_path: Path, monkeypat
         ),
         (
             "[coordinator]\nmin_nodes = 3\n" + TWO,
-            "hosts.toml:2: coordinator.min_nodes is 3, and there are 2 [[nodes]]: the run would wait for ever",
+            "hosts.toml:2: coordinator.min_nodes is 3, and there are 2 [[nodes]]: the run would wait forever",
         ),
         (
             "[coordinator]\nmin_nodes = 0\n" + TWO,
@@ -177,7 +178,7 @@ def test_a_faulty_file_is_told_what_where_and_what_to_do(write: Write, text: str
 
 def test_all_faults_are_told_together(write: Write) -> None:
     said = refusal(write("[coordinator]\nport = 1\n[[nodes]]\nhots = 'a'\n[[nodes]]\nhost = 'a b'"))
-    assert said.startswith("4 things to mend, nothing was started:\n")
+    assert said.startswith("4 things to fix, nothing was started:\n")
 
 
 def test_a_missing_file_is_a_sentence(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,11 +51,16 @@ def long_model(folder: Path, **sizes: int) -> Path:
     }
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
-    size = 1_000_000_000
-    names = [f"model.layers.{i}.self_attn.q_proj.weight" for i in range(24)]
-    header = {name: {"dtype": "F32", "shape": [2048, 2048], "data_offsets": [0, size // 24]} for name in names}
+    shapes = {f"model.layers.{i}.self_attn.q_proj.weight": [2048, 2048] for i in range(24)}
+    shapes["model.embed_tokens.weight"] = [149_336_700]  # 1 GB in all, of which nothing is on the disk
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        start, end = end, end + 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
     text = json.dumps({"__metadata__": {}, **header}).encode()
-    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
     return folder
 
 

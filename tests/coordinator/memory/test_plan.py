@@ -21,8 +21,8 @@ from mlxdist.coordinator.plan.estimates import (
     traffic,
     useful_nodes,
 )
-from mlxdist.coordinator.plan.plan import Plan, PlanOptions, make_plan, model_files
-from mlxdist.coordinator.plan.view import show
+from mlxdist.coordinator.plan.plan import PlanOptions, RunPlan, make_plan, model_files
+from mlxdist.coordinator.plan.view import print_plan
 from mlxdist.coordinator.training.startup import plan_sentences
 from mlxdist.protocol.errors import ConfigError
 from mlxdist.protocol.tree import Span, subtrees
@@ -32,7 +32,7 @@ MACHINE = Machine(32 * 2**30, 24 * 2**30, "Darwin")
 ROWS = ListRows([make_row(i, list(range(20 + i)), 3) for i in range(16)])
 
 
-def plan_of(model: Path, *nodes: NodeSpec, batch: BatchConfig | None = None, **options: Any) -> Plan:
+def plan_of(model: Path, *nodes: NodeSpec, batch: BatchConfig | None = None, **options: Any) -> RunPlan:
     config = RunConfig(
         model=str(model),
         output=model / "run",
@@ -127,7 +127,7 @@ def test_a_node_that_cannot_hold_the_run_is_shown_red_and_last(model: Path) -> N
     plan = plan_of(model, small, unknown, tokens_per_second=50.0)
     assert [bool(node.refusal) for node in plan.nodes] == [True, False]
     console = Console(width=160, record=True, file=StringIO())
-    show(plan, console)
+    print_plan(plan, console)
     text = console.export_text()
     assert "node small may use 300 MB" in text.splitlines()[-1]
     assert "unknown: its memory is not known here" in text

@@ -12,8 +12,8 @@ from mlxdist.coordinator.memory.prediction import (
     ModelShape,
     choose,
     largest_length,
+    model_shape,
     peak,
-    shape_of,
 )
 from mlxdist.node.backward.backward import GradientPath, gradient
 from mlxdist.node.backward.parameters import trainable
@@ -33,7 +33,7 @@ CONFIG = {
     "layer_types": None,
     "dtype": "float32",
 }
-SHAPE = shape_of(CONFIG)
+SHAPE = model_shape(CONFIG)
 SMALL_MAC = 10.7e9
 SHAPES = st.builds(
     ModelShape,
@@ -68,7 +68,7 @@ def measured(segment_size: int, batches: int, half: bool, length: int, chunk: in
     mx.reset_peak_memory()
     gradient(model, leaf, lambda sums: -sum(s.sum() for s in sums), head_chunk=chunk, path=GradientPath(segment_size))
     above = mx.get_peak_memory() - before
-    shape = shape_of({**CONFIG, "dtype": "bfloat16" if half else "float32"})
+    shape = model_shape({**CONFIG, "dtype": "bfloat16" if half else "float32"})
     size = LeafSize(length, length, batches=batches, adapter=adapter)
     return above, peak(shape, size, segment_size=segment_size, head_chunk=chunk)
 
@@ -200,9 +200,9 @@ def test_scores_come_to_dominate_with_the_length() -> None:
     ],
 )
 def test_the_shape_is_read_from_config_json(config: dict[str, object], expected: ModelShape) -> None:
-    assert shape_of(json.loads(json.dumps(config))) == expected
+    assert model_shape(json.loads(json.dumps(config))) == expected
 
 
 def test_a_configuration_without_sizes_is_refused_by_their_names() -> None:
     with pytest.raises(KeyError, match="num_hidden_layers"):
-        shape_of({"hidden_size": 64, "vocab_size": 100})
+        model_shape({"hidden_size": 64, "vocab_size": 100})

@@ -1,5 +1,5 @@
-"""A worker whose connection broke, whose node was given up, or whose coordinator came back begins anew: a new life, in
-which nothing of the old one counts, and the model it has.
+"""A worker gets a new session and keeps its model when its connection breaks, its node is given up, or its coordinator
+is restarted. Nothing of the old session counts.
 """
 
 import subprocess
@@ -27,7 +27,7 @@ from tests.processes.thread_nodes import HERE, Loads, config_of, request, start_
 
 
 def probe(node: ScriptedNode) -> None:
-    """The first thing on a new data connection."""
+    """Sends the probe that begins a new data connection."""
     node.bench.cluster.receive(Parcel(DATA, node.data, PROBE), node.bench.now)
     node.bench.collect()
 
@@ -42,7 +42,7 @@ def test_a_first_connection_is_no_news() -> None:
     assert (node.session, node.state) == (session, "ready")
 
 
-def test_a_new_connection_of_a_worker_ends_its_life_and_its_work_goes_to_others() -> None:
+def test_a_new_connection_of_a_worker_ends_its_session_and_its_work_is_reassigned() -> None:
     bench = Bench()
     a, b = working(bench, "a", "b")
     old, attempt = a.session, bench.cluster.round.of("a")[0]  # type: ignore[union-attr]
@@ -56,7 +56,7 @@ def test_a_new_connection_of_a_worker_ends_its_life_and_its_work_goes_to_others(
     assert b.state == "busy"
 
 
-def test_what_the_old_life_still_sends_is_refused_whole() -> None:
+def test_everything_that_the_old_session_still_sends_is_refused() -> None:
     bench = Bench()
     a, _ = working(bench, "a", "b")
     old, late = a.session, a.answer(0)
@@ -71,12 +71,12 @@ def test_what_the_old_life_still_sends_is_refused_whole() -> None:
     assert bench.cluster._uploads.held == before == 0
 
 
-def test_the_supervisor_asks_anew_and_the_worker_works_in_the_new_life() -> None:
+def test_the_supervisor_registers_again_and_the_worker_works_in_the_new_session() -> None:
     bench = Bench()
     a, b = working(bench, "a", "b")
     old = a.session
     probe(a)
-    a.tell(m.Heartbeat(old, 5, 2, 3))  # it has not heard yet
+    a.tell(m.Heartbeat(old, 5, 2, 3))  # it does not know yet
     assert a.heard(m.Stale, CONTROL)[-1].over
     a.enlist()
     (admit,) = a.heard(m.Accept, CONTROL)
@@ -87,7 +87,7 @@ def test_the_supervisor_asks_anew_and_the_worker_works_in_the_new_life() -> None
     assert b.state == "busy"
 
 
-def test_a_hello_that_is_said_again_before_the_welcome_is_one_hello() -> None:
+def test_a_hello_that_is_repeated_before_the_welcome_counts_once() -> None:
     bench = Bench()
     node = ScriptedNode(bench, "a")
     node.enlist()
@@ -97,7 +97,7 @@ def test_a_hello_that_is_said_again_before_the_welcome_is_one_hello() -> None:
     assert node.state == "loading"
 
 
-def test_a_worker_that_stays_without_a_connection_begins_anew_and_is_not_killed() -> None:
+def test_a_worker_that_stays_without_a_connection_gets_a_new_session_and_is_not_killed() -> None:
     bench = Bench()
     a, _ = working(bench, "a", "b")
     a.beat()
@@ -111,7 +111,7 @@ def test_a_worker_that_stays_without_a_connection_begins_anew_and_is_not_killed(
     assert not any(isinstance(one, m.Restart) for one in mail)
 
 
-def test_a_worker_that_never_says_hello_is_started_anew() -> None:
+def test_a_worker_that_never_says_hello_is_restarted() -> None:
     bench = Bench()
     node = ScriptedNode(bench, "a")
     node.enlist()
@@ -130,10 +130,10 @@ class Idle(Worker):
 
     def __init__(self) -> None:
         super().__init__(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, text=True))
-        self.lives: list[m.SessionId] = []
+        self.sessions: list[m.SessionId] = []
 
     def order(self, endpoint: str, name: str, session: m.SessionId, memory_limit_bytes: int) -> None:
-        self.lives.append(session)
+        self.sessions.append(session)
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def admit(session: m.SessionId) -> m.Accept:
     return m.Accept(session, 7001, 2.0, {})
 
 
-def test_a_supervisor_that_is_told_its_life_is_over_hands_the_next_one_to_the_same_worker(idle: Idle) -> None:
+def test_a_supervisor_whose_session_is_over_gives_the_next_one_to_the_same_worker(idle: Idle) -> None:
     hub, now = MemoryHub(), [0.0]
     started: list[Mapping[str, str]] = []
 
@@ -167,7 +167,7 @@ def test_a_supervisor_that_is_told_its_life_is_over_hands_the_next_one_to_the_sa
     first, second = m.SessionId("run", 1, 1), m.SessionId("run", 2, 1)
     supervisor._handle(admit(first))
     supervisor._handle(m.Stale(m.SessionId("run", 1, 9), "another's", over=True))
-    assert supervisor.session == first, "only its own life"
+    assert supervisor.session == first, "only its own session"
     supervisor._handle(m.Stale(first, "a beat", over=True))
     assert supervisor.session is None
     now[0] += 1.0
@@ -178,11 +178,11 @@ def test_a_supervisor_that_is_told_its_life_is_over_hands_the_next_one_to_the_sa
     ]
     supervisor._handle(admit(second))
     supervisor._handle(admit(second))
-    assert idle.lives == [first, second]
+    assert idle.sessions == [first, second]
     assert len(started) == 1
 
 
-def test_a_supervisor_whose_worker_rests_does_not_ask_before_the_rest_is_over(idle: Idle) -> None:
+def test_a_supervisor_whose_worker_pauses_does_not_register_before_the_pause_is_over(idle: Idle) -> None:
     hub, now = MemoryHub(), [0.0]
     link = hub.connect(CONTROL, b"a")
     supervisor = Supervisor(
@@ -195,9 +195,9 @@ def test_a_supervisor_whose_worker_rests_does_not_ask_before_the_rest_is_over(id
     supervisor._tick()
     assert supervisor.worker is None
     supervisor._handle(m.Stale(session, "a beat", over=True))
-    now[0] += 0.9  # of the one second that it rests
+    now[0] += 0.9  # of the pause of one second
     supervisor._tick()
-    supervisor._handle(admit(m.SessionId("run", 1, 2)))  # late, of an earlier question
+    supervisor._handle(admit(m.SessionId("run", 1, 2)))  # late, the answer to an earlier registration
     assert supervisor.worker is None
     now[0] += 0.2
     supervisor._tick()
@@ -209,10 +209,10 @@ def test_a_supervisor_whose_worker_rests_does_not_ask_before_the_rest_is_over(id
 HANGS = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
 
 
-def test_a_node_whose_launcher_is_gone_leaves_even_with_a_worker_that_hears_nothing() -> None:
+def test_a_node_whose_launcher_is_gone_leaves_even_with_a_worker_that_ignores_signals() -> None:
     worker = Worker.start({}, ("-c", HANGS))
     worker.kill_seconds = 0.4
-    while not worker.tail:  # until it hears nothing
+    while not worker.tail:  # until it ignores signals
         assert worker.process.poll() is None
     supervisor = Supervisor(
         "a", HERE, MemoryHub().connect(CONTROL, b"a"), launched=True, wait_seconds=60, start_worker=lambda _: worker
@@ -224,13 +224,13 @@ def test_a_node_whose_launcher_is_gone_leaves_even_with_a_worker_that_hears_noth
     assert worker.process.poll() == -9
 
 
-def test_all_that_a_node_waits_for_when_it_leaves_is_less_than_ten_seconds() -> None:
-    assert KILL_SECONDS + 0.5 + 1.0 < 10.0  # the worker, one poll of the link, and ends
+def test_a_leaving_node_waits_less_than_ten_seconds_in_all() -> None:
+    assert KILL_SECONDS + 0.5 + 1.0 < 10.0  # the worker, one poll of the link, and the end of both
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_a_launched_node_leaves_within_ten_seconds_of_its_launchers_end_with_a_stopped_worker(model: Path) -> None:
+def test_a_launched_node_with_a_stopped_worker_leaves_within_ten_seconds_of_its_launchers_end(model: Path) -> None:
     port = free_ports()
     coordinator = start_coordinator(config_of(model), port)
     command = [sys.executable, "-m", "mlxdist", "node", "--launched", "--name", "a", "--connect", f"{HERE}:{port}"]
@@ -252,13 +252,13 @@ def test_a_launched_node_leaves_within_ten_seconds_of_its_launchers_end_with_a_s
 
 
 def loads(*engines: object) -> list[tuple[int, int]]:
-    """(loaded, kept) of each."""
+    """(loaded, kept) of each engine."""
     return [(engine.loaded, engine.kept) for engine in engines if isinstance(engine, Loads)]
 
 
 @pytest.fixture(scope="module")
 def whole(model: Path) -> bytes:
-    """The gradient's bytes when nothing happens."""
+    """The bytes of the undisturbed gradient."""
     port = free_ports()
     coordinator = start_coordinator(config_of(model), port)
     with thread_nodes(("a", HERE, port)):
@@ -269,7 +269,7 @@ def whole(model: Path) -> bytes:
     return result
 
 
-def test_nodes_started_by_hand_serve_a_coordinator_that_came_back_without_loading_the_model_again(
+def test_nodes_started_by_hand_serve_a_restarted_coordinator_without_loading_the_model_again(
     model: Path, whole: bytes
 ) -> None:
     port = free_ports()
@@ -277,7 +277,7 @@ def test_nodes_started_by_hand_serve_a_coordinator_that_came_back_without_loadin
     with thread_nodes(("a", HERE, port), ("b", HERE, port)) as nodes:
         first.send_adapter()
         first.fleet.wait_for_nodes(2, 2, 60.0)
-        first.fleet._begin(request())  # killed with work in the hands of both
+        first.fleet._begin(request())  # killed while both have work
         first.crash()
         second = start_coordinator(config_of(model), port, incarnation=2)
         second.send_adapter()
@@ -295,7 +295,7 @@ def test_nodes_started_by_hand_serve_a_coordinator_that_came_back_without_loadin
         *(pytest.param(kind, marks=pytest.mark.slow) for kind in (m.Loaded, m.Hello)),
     ],
 )
-def test_a_data_connection_that_is_reset_costs_a_new_life_and_no_bit(
+def test_a_data_connection_that_is_reset_costs_a_new_session_and_no_bit(
     sight: type[m.Message], model: Path, whole: bytes
 ) -> None:
     port = free_ports()
@@ -311,13 +311,13 @@ def test_a_data_connection_that_is_reset_costs_a_new_life_and_no_bit(
             assert [loaded for loaded, _ in loads(node.engine)] == [1]
             assert not proxy.saw(DOWN, m.Restart)
             assert len({message.session for message in proxy.saw(UP, m.Hello)}) == 2 or sight is m.Hello
-            assert coordinator.cluster._uploads.held == 1  # the sum, which is given back at the next request
+            assert coordinator.cluster._uploads.held == 1  # the sum, which is released at the next request
             coordinator.fleet.close("the test is over")
     finally:
         proxy.close()
 
 
-def test_a_node_that_was_given_up_while_it_stood_still_is_refused_and_joins_again_with_its_model(
+def test_a_node_that_was_given_up_while_stopped_is_refused_and_joins_again_with_its_model(
     model: Path, whole: bytes
 ) -> None:
     port = free_ports()
