@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from mlxdist.node.link.outgoing import Result
-from mlxdist.node.link.session import Finish, Session
+from mlxdist.node.link.jobs import Finish, Result
+from mlxdist.node.link.session import Session
 from mlxdist.node.link.sockets import DealerLink
 from mlxdist.node.work.blas import use_openblas
 from mlxdist.protocol import messages as m

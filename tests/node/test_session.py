@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxdist.node.link.outgoing import Partial
-from mlxdist.node.link.session import ComputeAssignment, ComputeCanary, Finish, LoadModel, Session
+from mlxdist.node.link.jobs import ComputeAssignment, ComputeCanary, Finish, LoadModel, Partial
+from mlxdist.node.link.session import Session
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import MismatchError, WireError
 from mlxdist.protocol.leaves import Leaf, Row, pack_leaf

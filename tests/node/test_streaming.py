@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxdist.node.backward.events import Events, FinalPart
-from mlxdist.node.link.outgoing import Partial
-from mlxdist.node.link.session import ComputeAssignment
+from mlxdist.node.link.jobs import ComputeAssignment, Partial
 from mlxdist.node.work.assignment import AssignmentRun
 from mlxdist.node.work.compute import Computer, add
 from mlxdist.node.work.engine import Engine

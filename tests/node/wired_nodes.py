@@ -13,7 +13,7 @@ from mlxdist.coordinator.cluster.settings import Rules
 from mlxdist.coordinator.config.run_spec import run_spec
 from mlxdist.coordinator.config.schema import RunConfig
 from mlxdist.coordinator.schedule.rounds import Request
-from mlxdist.node.link.outgoing import Partial
+from mlxdist.node.link.jobs import Partial
 from mlxdist.node.link.session import Session
 from mlxdist.node.work.engine import Engine, versions
 from mlxdist.protocol import messages as m

@@ -14,8 +14,7 @@ import pytest
 from mlxdist.coordinator.config.hosts import local_hosts
 from mlxdist.coordinator.fleet.launch import LocalNodes
 from mlxdist.coordinator.storage.node_log import append_line
-from mlxdist.node.link.outgoing import Results
-from mlxdist.node.link.session import ComputeCanary, Job, LoadModel
+from mlxdist.node.link.jobs import ComputeCanary, Job, LoadModel, Results
 from mlxdist.node.process import LINE_CHARS, UNSEEN_LINES, Worker
 from mlxdist.node.supervisor import Supervisor
 from mlxdist.node.work.engine import Engine

@@ -11,8 +11,8 @@ from typing import Protocol
 
 import numpy as np
 
-from mlxdist.node.link.outgoing import Partial
-from mlxdist.node.link.session import ComputeAssignment, ComputeCanary, Finish, LoadModel, Session
+from mlxdist.node.link.jobs import ComputeAssignment, ComputeCanary, Finish, LoadModel, Partial
+from mlxdist.node.link.session import Session
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.backoff import Backoff

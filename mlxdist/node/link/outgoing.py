@@ -6,29 +6,14 @@ that will not become whole is withdrawn, and the coordinator, told why by anothe
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
 
 from mlxdist.protocol import messages as m
-from mlxdist.protocol.tree import Span
 from mlxdist.protocol.vectors import OutgoingVector, Vector
 from mlxdist.protocol.wire import Buffer
-
-
-@dataclass(frozen=True)
-class Partial:
-    """The sum over one subtree of an assignment. One that grows is a result again each time, until it is whole."""
-
-    assignment: m.Assignment
-    span: Span
-    vector: Vector
-    ready: int | None = None  # elements, from the first on, that are final; None: all, and the partial counts
-
-
-Result = tuple[m.Message, Buffer] | Partial  # of a job: a message with its payload, or a partial
-Results = Generator[Result, None, None]
 
 
 @dataclass

@@ -15,7 +15,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mlxdist.node.link.outgoing import Outgoing, Partial, Result
+from mlxdist.node.link.jobs import (
+    ComputeAssignment,
+    ComputeCanary,
+    Finish,
+    Job,
+    LoadModel,
+    Partial,
+    Result,
+    RowInputs,
+)
+from mlxdist.node.link.outgoing import Outgoing
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import MismatchError, WireError
@@ -23,42 +33,6 @@ from mlxdist.protocol.leaves import Leaf, unpack_leaf
 from mlxdist.protocol.tree import Span
 from mlxdist.protocol.vectors import IncomingVector, Vector
 from mlxdist.protocol.wire import Buffer
-
-RowInputs = dict[str, tuple[float, ...]]  # per-row inputs of the loss, by name
-
-
-@dataclass(frozen=True)
-class LoadModel:
-    """The job to load the model of a run."""
-
-    spec: m.RunSpec
-
-
-@dataclass(frozen=True)
-class ComputeCanary:
-    """The job to compute the canary leaf."""
-
-
-@dataclass(frozen=True)
-class ComputeAssignment:
-    """The job to compute one assignment, of which everything has arrived."""
-
-    assignment: m.Assignment
-    leaves: tuple[Leaf, ...]
-    row_inputs: tuple[RowInputs, ...]  # by leaf
-    adapter: Vector
-    reference: Vector | None  # the reference's adapter; None: the base
-
-
-@dataclass(frozen=True)
-class Finish:
-    """The job to end: the coordinator has shut down, or rejected this node."""
-
-    reason: str
-    refused: bool
-
-
-Job = LoadModel | ComputeCanary | ComputeAssignment | Finish
 
 
 @dataclass

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 import numpy as np
 
-from mlxdist.node.link.outgoing import Partial, Result
-from mlxdist.node.link.session import ComputeAssignment
+from mlxdist.node.link.jobs import ComputeAssignment, Partial, Result
 from mlxdist.node.work.compute import Computer, Inputs, RowOutputs, add
 from mlxdist.node.work.memory_pressure import SwapWatch, named_out_of_memory
 from mlxdist.node.work.streaming_sum import StreamingSum

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from mlxdist.node.link.outgoing import Results
-from mlxdist.node.link.session import ComputeAssignment, ComputeCanary, Job, LoadModel
+from mlxdist.node.link.jobs import ComputeAssignment, ComputeCanary, Job, LoadModel, Results
 from mlxdist.node.work import model as models
 from mlxdist.node.work.assignment import AssignmentRun
 from mlxdist.node.work.compute import Computer

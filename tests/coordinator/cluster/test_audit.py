@@ -26,8 +26,7 @@ from mlxdist.coordinator.training.initial_adapter import draw
 from mlxdist.coordinator.training.optimizer import no_moments
 from mlxdist.coordinator.training.startup import plan_sentences
 from mlxdist.coordinator.training.state import State
-from mlxdist.node.link.outgoing import Partial, Results
-from mlxdist.node.link.session import Job
+from mlxdist.node.link.jobs import Job, Partial, Results
 from mlxdist.node.work.engine import Engine
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import NodeError

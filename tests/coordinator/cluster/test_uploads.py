@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from mlxdist.coordinator.cluster.uploads import Uploads
 from mlxdist.coordinator.schedule.assign import NodeSeconds
 from mlxdist.coordinator.schedule.rounds import Request
-from mlxdist.node.link.outgoing import Partial
-from mlxdist.node.link.session import ComputeAssignment, ComputeCanary, LoadModel, Session
+from mlxdist.node.link.jobs import ComputeAssignment, ComputeCanary, LoadModel, Partial
+from mlxdist.node.link.session import Session
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import WireError

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mlxdist.coordinator.training.state import State
-from mlxdist.node.link.outgoing import Results
-from mlxdist.node.link.session import ComputeAssignment, Job
+from mlxdist.node.link.jobs import ComputeAssignment, Job, Results
 from mlxdist.node.work.engine import Engine
 from mlxdist.protocol import messages as m
 from tests.coordinator.training.silent import Silent
