@@ -26,7 +26,7 @@ from mlxdist.coordinator.batch.batch_order import Step
 from mlxdist.coordinator.batch.micro_batches import cut
 from mlxdist.coordinator.batch.row_store import Rows
 from mlxdist.coordinator.cluster.cluster import Cluster
-from mlxdist.coordinator.cluster.settings import Rules
+from mlxdist.coordinator.cluster.settings import ClusterSettings
 from mlxdist.coordinator.config.hosts import local_hosts
 from mlxdist.coordinator.config.run_spec import run_spec
 from mlxdist.coordinator.config.schema import RunConfig
@@ -34,7 +34,9 @@ from mlxdist.coordinator.fleet.fleet import Fleet
 from mlxdist.coordinator.fleet.launch import LocalNodes
 from mlxdist.coordinator.fleet.sockets import RouterHub
 from mlxdist.coordinator.schedule.rounds import Request
-from mlxdist.coordinator.training.optimizer import Moments, adamw, clip
+from mlxdist.coordinator.training.clipping import clip
+from mlxdist.coordinator.training.moments import Moments
+from mlxdist.coordinator.training.optimizer import optimizer_of
 from mlxdist.node.work.compute import Computer, add
 from mlxdist.protocol.leaves import Leaf, Row
 from mlxdist.protocol.transport import CONTROL, DATA
@@ -71,20 +73,13 @@ class Training:
         leaves = self.leaves(step)
         grad_sum, loss = gradient(leaves, self.version, self.adapter)
         clipped, _ = clip(grad_sum, targets_of(leaves), train.max_grad_norm)
-        adapter, moments = adamw(
-            self.adapter,
-            clipped,
-            self.moments,
-            learning_rate=train.learning_rate,
-            betas=train.betas,
-            eps=train.eps,
-            weight_decay=train.weight_decay,
-        )
+        optimizer = optimizer_of(train)
+        adapter, moments = optimizer.update(self.adapter, clipped, self.moments, train.learning_rate)
         return time.perf_counter() - began, loss, adapter, moments
 
     def leaves(self, step: Step) -> tuple[Leaf, ...]:
         """The leaves of a step."""
-        return cut(step, self.rows, self.config.batch.micro_size, self.config.batch.max_length, "sft")
+        return cut(step, self.rows, self.config.batch.micro_size, self.config.batch.max_length)
 
     def advance(self, adapter: Vector, moments: Moments) -> None:
         """Takes the step."""
@@ -124,18 +119,16 @@ def in_one_process(computer: Computer) -> Gradient:
 def one_node(config: RunConfig, logs: Path) -> Iterator[Fleet]:
     """A fleet of one local node in its own processes, as `mlxdist launch` starts it."""
     hub = RouterHub("127.0.0.1", 0)
-    rules = Rules(
+    settings = ClusterSettings(
         run="bench",
         incarnation=time.time_ns(),
         spec=run_spec(config),
         versions={name: version(name) for name in ("mlx", "mlx-lm")},
         data_port=hub.ports[DATA],
-        beat_seconds=config.timing.beat_seconds,
-        suspect_seconds=config.timing.suspect_seconds,
-        dead_seconds=config.timing.dead_seconds,
+        timing=config.timing,
     )
-    nodes = LocalNodes(logs, config.timing.stop_seconds)
-    fleet = Fleet(Cluster(rules), hub, on_news=lambda news: say(f"{news.name}: {news.message}"), watch=nodes.watch)
+    nodes = LocalNodes(logs, config.timing.stop_seconds, config.timing.restart_seconds)
+    fleet = Fleet(Cluster(settings), hub, on_news=lambda news: say(f"{news.name}: {news.message}"), watch=nodes.watch)
     try:
         nodes.start(local_hosts(1).nodes, hub.ports[CONTROL])
         fleet.wait_for_nodes(1, 1, config.timing.start_timeout)

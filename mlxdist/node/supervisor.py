@@ -59,7 +59,6 @@ class Supervisor:
         self.session: m.SessionId | None = None
         self.environment: dict[str, str] = {}
         self.heartbeat_seconds = REGISTER_SECONDS
-        self.heartbeats = 0
         self.heard = self.spoken = clock()
         self.spoken -= REGISTER_SECONDS
         self.ticked = self.heard
@@ -158,7 +157,7 @@ class Supervisor:
             if now - self.spoken >= REGISTER_SECONDS and self.resting_until is None:
                 running = self.worker is not None and self.worker.process.poll() is None
                 pid = self.worker.process.pid if self.worker is not None and running else 0
-                if self._send(m.Register(m.PROTOCOL_VERSION, self.name, getpid(), pid, host_facts())):
+                if self._send(m.Register(m.PROTOCOL_VERSION, self.name, pid, host_facts())):
                     self.spoken = now
             return
         if self.worker is not None:
@@ -171,9 +170,8 @@ class Supervisor:
                 self.worker = None
                 self._rest(now, cause)
         if now - self.spoken >= self.heartbeat_seconds:
-            self.heartbeats += 1
-            pid, rss = _memory(self.worker)
-            self._send(m.Heartbeat(self.session, self.heartbeats, pid, rss))
+            pid = self.worker.process.pid if self.worker is not None else 0
+            self._send(m.Heartbeat(self.session, pid))
             self.spoken = now
 
     def _rest(self, now: float, cause: str) -> None:
@@ -186,15 +184,6 @@ class Supervisor:
     def _send_lines(self, worker: Worker, session: m.SessionId) -> None:
         if (lines := worker.take_lines()) and not self._send(m.Log(session, tuple(lines))):
             worker.put_back(lines)
-
-
-def _memory(worker: Worker | None) -> tuple[int, int]:
-    if worker is None:
-        return 0, 0
-    try:
-        return worker.process.pid, psutil.Process(worker.process.pid).memory_info().rss
-    except psutil.NoSuchProcess:
-        return 0, 0
 
 
 def watch_launcher(orphaned: threading.Event) -> threading.Thread:

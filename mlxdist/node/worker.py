@@ -144,7 +144,7 @@ def serve(
 
     session = Session(order.name, order.session)
     carrier = Carrier(session, connect(order), superseded=lambda: not orders.empty())
-    hello = m.Hello(order.session, m.PROTOCOL_VERSION, order.name, versions())
+    hello = m.Hello(order.session, versions())
     try:
         said = time.monotonic()
         carrier.hello(hello)

@@ -1,4 +1,4 @@
-"""How long to wait before something that ended is started again: 1, 2, 4 … 60 s, and at most ten times an hour."""
+"""The wait before something that ended is started again: 1, 2, 4 … 60 s, and at most ten times an hour."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -11,13 +11,13 @@ PERIOD_FACTOR = 3600.0  # of the first wait: an hour
 
 @dataclass
 class Backoff:
-    """`first_seconds`: the first wait, from which all other times follow."""
+    """Waits that double. `first_seconds`: the first one, from which all other times follow."""
 
     first_seconds: float = 1.0
     _starts: deque[float] = field(default_factory=deque)
 
     def next(self, now: float) -> float | None:
-        """Seconds to wait; None when there were too many starts within the last hour. A quiet hour forgets."""
+        """The seconds to wait; None after too many starts within the last hour."""
         while self._starts and now - self._starts[0] > PERIOD_FACTOR * self.first_seconds:
             self._starts.popleft()
         if len(self._starts) >= MOST_STARTS:

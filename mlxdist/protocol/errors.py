@@ -1,4 +1,4 @@
-"""The errors of the house, one small tree.
+"""The errors of mlxdist, one small tree.
 
     MlxdistError                 exit 1: the run could not go on
     ├── UserError                exit 2: wrong usage, configuration or data; nothing was trained
@@ -17,7 +17,7 @@ Every message says what, where and what to do.
 
 
 class MlxdistError(Exception):
-    """The root: whatever the run cannot recover from. Carries the command's exit code, and the leaf at fault if any."""
+    """An error that the run cannot recover from, with the command's exit code and the leaf that caused it, if any."""
 
     exit_code = 1
 
@@ -27,7 +27,7 @@ class MlxdistError(Exception):
 
 
 class UserError(MlxdistError):
-    """Something that the user can mend, found before training time is spent."""
+    """An error that the user can fix, found before training time is spent."""
 
     exit_code = 2
 

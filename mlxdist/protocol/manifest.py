@@ -56,7 +56,7 @@ def join(manifest: Manifest, tensors: Mapping[str, Vector]) -> Vector:
 
 
 def differences(mine: Manifest, theirs: Manifest) -> Iterable[str]:
-    """What differs between two manifests, as short phrases, for the sentence of a refusal."""
+    """The differences between two manifests, as short phrases for the sentence of a refusal."""
     here, there = ({t.name: t.shape for t in m} for m in (mine, theirs))
     for name in sorted(here.keys() | there.keys()):
         if here.get(name) != there.get(name):

@@ -1,7 +1,7 @@
 """Every message of the wire, frozen and typed; the comment above each group gives its direction.
 
-Two connections per node. CONTROL belongs to the supervisor, DATA to the worker. A message after the welcome carries the
-`SessionId` that it belongs to, so that nothing from an earlier coordinator, or from an earlier worker of the node, counts.
+Two connections per node. CONTROL belongs to the supervisor, DATA to the worker. A message carries the `SessionId` that
+it belongs to, so that nothing from an earlier coordinator, or from an earlier worker of the node, counts.
 """
 
 from typing import Union
@@ -12,7 +12,7 @@ PROTOCOL_VERSION = 1
 
 
 class SessionId(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Who is speaking to whom: the run, the coordinator's life, and the node's admission to it."""
+    """One worker's time with one coordinator: the run, the coordinator's incarnation, a number that grows."""
 
     run: str
     incarnation: int
@@ -24,7 +24,7 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True,
 
 
 class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a worker must know of a run: the model, its LoRA layers, and all that fixes the bits of an answer."""
+    """The run as a worker must know it: the model, its LoRA layers, and all that fixes the bits of an answer."""
 
     model: str
     method: str
@@ -58,18 +58,15 @@ class Register(Message, frozen=True):
 
     protocol: int
     name: str
-    pid: int
     worker: int
     host: dict[str, str]
 
 
 class Heartbeat(Message, frozen=True):
-    """The supervisor is there, and so is its worker (or not)."""
+    """The supervisor is there, and so is the worker with this pid; 0: it has none."""
 
     session: SessionId
-    count: int
     worker_pid: int
-    worker_rss_bytes: int
 
 
 class WorkerExit(Message, frozen=True):
@@ -88,7 +85,7 @@ class Log(Message, frozen=True):
 
 
 class Leave(Message, frozen=True):
-    """The node heard the goodbye and is gone, or waits for the next coordinator."""
+    """The node was told that the run is over, and is gone or waits for the next coordinator."""
 
     session: SessionId
 
@@ -97,60 +94,52 @@ class Leave(Message, frozen=True):
 
 
 class Accept(Message, frozen=True):
-    """The node takes part: start a worker with this environment (or hand the life to the one there is)."""
+    """The node takes part: start a worker with this environment, or hand the session to the one there is."""
 
     session: SessionId
     data_port: int
     beat_seconds: float
     environment: dict[str, str]
+    restart_seconds: float  # before a worker that ended is started again; doubled each time
     memory_limit_bytes: int = 0  # for mlx; 0: what the machine allows
-    restart_seconds: float = 1.0  # before a worker that ended is started again; doubled each time
 
 
 class Restart(Message, frozen=True):
-    """End the worker with this pid, which does nothing or sends nonsense; its successor is a new life."""
+    """An order to end the worker with this pid, which is stuck or sends nonsense; the next one gets a new session."""
 
     session: SessionId
     worker_pid: int
-    reason: str
 
 
 class HeartbeatAck(Message, frozen=True):
     """The answer to a beat: the coordinator is there."""
 
     session: SessionId
-    count: int
 
 
 # ---- DATA: worker -> coordinator
 
 
 class Hello(Message, frozen=True):
-    """A worker is there and knows which versions it would compute with."""
+    """A worker is there, with the packages that it would compute with, by name and version."""
 
     session: SessionId
-    protocol: int
-    name: str
     versions: dict[str, str]
 
 
 class Progress(Message, frozen=True):
-    """What the worker is doing, as a sentence for a person."""
+    """A sentence for a person about what the worker is doing."""
 
     session: SessionId
     message: str
 
 
 class Loaded(Message, frozen=True):
-    """The model is loaded and has its LoRA layers. `module_bits` gives bits per target module, 0 when not quantised."""
+    """The model is loaded and has its LoRA layers, whose tensors the manifest names."""
 
     session: SessionId
     model_hash: str
     manifest: tuple[TensorSpec, ...]
-    module_bits: dict[str, int]
-    num_hidden_layers: int
-    vocab_size: int
-    note: str
 
 
 class CanaryAnswer(Message, frozen=True):
@@ -174,7 +163,7 @@ class LeafAnswer(Message, frozen=True):
 
 
 class Fault(Message, frozen=True):
-    """Something that the worker could not do. `kind`: config | nonfinite | error."""
+    """A failure of the worker. `kind`: config | nonfinite | error."""
 
     session: SessionId
     kind: str
@@ -182,7 +171,6 @@ class Fault(Message, frozen=True):
     step: int = -1
     attempt: int = -1
     leaf: int = -1
-    row_ids: tuple[int, ...] = ()
 
 
 # ---- DATA: coordinator -> worker
@@ -196,13 +184,13 @@ class Welcome(Message, frozen=True):
 
 
 class Canary(Message, frozen=True):
-    """Compute the canary leaf."""
+    """A request to compute the canary leaf."""
 
     session: SessionId
 
 
 class Assignment(Message, frozen=True):
-    """Work on the leaves [start, stop) of a step that has `total` of them; their rows follow, one LeafRows each.
+    """Work: the leaves [start, stop) of a step that has `total` of them; their rows follow, one LeafRows each.
 
     `verb`: gradient (one partial per whole subtree comes back) | score (row outputs only).
     `parameters`: what to score with, current | reference | current+reference, one column each; the reference is the
@@ -223,7 +211,7 @@ class Assignment(Message, frozen=True):
 
 
 class Cancel(Message, frozen=True):
-    """Nobody needs the answers of this attempt any more: stop at the next leaf. The worker says it back once it has."""
+    """The answers of this attempt are not needed any more: stop at the next leaf. The worker repeats it once it has."""
 
     session: SessionId
     attempt: int
@@ -308,9 +296,9 @@ class Received(Message, frozen=True):
 
 
 class Stale(Message, frozen=True):
-    """Your message belongs to another incarnation, session or step; it changed nothing.
+    """A message belonged to another incarnation, session or step, and changed nothing. `what`: its name, or the reason.
 
-    `over`: the life itself is, and all of it may be dropped. `stream`: else the vector that need not be sent; 0: none.
+    `over`: the whole session is, and all of it may be dropped. `stream`: the vector that need not be sent; 0: none.
     """
 
     session: SessionId
@@ -320,7 +308,7 @@ class Stale(Message, frozen=True):
 
 
 class Reject(Message, frozen=True):
-    """You cannot take part, and why. The node does not try again."""
+    """The node cannot take part, with the reason. It does not try again."""
 
     reason: str
 

@@ -1,4 +1,4 @@
-"""The state tables: what a node and a step may do next, as data. Whoever keeps a state moves it through `advance`."""
+"""The state tables: what a node and a step may do next, as data. A state moves through `advance`."""
 
 from collections.abc import Mapping
 from enum import Enum
@@ -21,7 +21,7 @@ class NodeState(Enum):
 
 
 class NodeEvent(Enum):
-    """What moves a node's state."""
+    """The events that move a node's state."""
 
     WORKER_HELLO = "worker hello"
     CANARY_ANSWERED = "canary answered"
@@ -48,7 +48,7 @@ NODE_TRANSITIONS: Mapping[tuple[NodeState, NodeEvent], NodeState] = {
     (_N.BUSY, _V.SILENT): _N.SUSPECT,
     (_N.SUSPECT, _V.BEAT_AGAIN): _N.READY,
     (_N.SUSPECT, _V.BEAT_AGAIN_BUSY): _N.BUSY,
-    # A worker that lost its connection begins anew in a new life: what it had in work is given to others.
+    # A worker that lost its connection starts again in a new session: what it had in work is given to others.
     **{(state, _V.CONNECTION_LOST): _N.CONNECTING for state in (_N.LOADING, _N.READY, _N.BUSY, _N.SUSPECT)},
     **{(state, _V.WORKER_EXIT): _N.CONNECTING for state in (_N.CONNECTING, _N.LOADING, _N.READY, _N.BUSY, _N.SUSPECT)},
     **{(state, _V.LOST): _N.DEAD for state in (_N.CONNECTING, _N.LOADING, _N.READY, _N.BUSY, _N.SUSPECT)},
@@ -68,7 +68,7 @@ class StepState(Enum):
 
 
 class StepEvent(Enum):
-    """What moves a step."""
+    """The events that move a step's state."""
 
     SCORE_BEGUN = "score begun"
     SCORES_IN = "scores in"
@@ -90,7 +90,7 @@ STEP_TRANSITIONS: Mapping[tuple[StepState, StepEvent], StepState] = {
 
 
 def advance(table: Mapping[tuple[S, E], S], state: S, event: E) -> S:
-    """The state after the event. Raises ValueError for a step that the table does not have; nothing happens then."""
+    """The state after the event. Raises ValueError for an event that the table does not have in this state."""
     try:
         return table[state, event]
     except KeyError:

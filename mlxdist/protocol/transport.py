@@ -1,4 +1,4 @@
-"""How frames travel, as an interface, and its in-memory twin for tests: no sockets here.
+"""The transport of frames as an interface, and its in-memory implementation for tests: no sockets here.
 
 The coordinator holds a Hub with many peers on two channels; a supervisor or worker holds a Link with one coordinator.
 """
@@ -23,7 +23,7 @@ class Parcel(NamedTuple):
 
 
 def is_probe(frames: Frames) -> bool:
-    """Whether this is no message, but the sign that a connection is new."""
+    """True if this is no message, but the sign that a connection is new."""
     return len(frames) == 1 and not len(frames[0])
 
 
@@ -31,38 +31,38 @@ class Hub(Protocol):
     """The coordinator's end."""
 
     def receive(self, timeout: float) -> list[Parcel]:
-        """What has arrived, waiting up to `timeout` seconds for the first; may be empty."""
+        """The messages that have arrived, after up to `timeout` seconds of waiting for the first; may be empty."""
 
     def send(self, parcel: Parcel) -> bool:
-        """Hand the frames over without blocking; False when the peer is not connected."""
+        """Hands the frames over without blocking; False when the peer is not connected."""
 
     def wake(self) -> None:
-        """End a `receive` that waits in another thread."""
+        """Ends a `receive` that waits in another thread."""
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Frees everything."""
 
 
 class Link(Protocol):
     """A node's end."""
 
     def receive(self, timeout: float) -> list[Frames]:
-        """What has arrived, waiting up to `timeout` seconds for the first; may be empty."""
+        """The messages that have arrived, after up to `timeout` seconds of waiting for the first; may be empty."""
 
     def send(self, frames: Frames) -> bool:
-        """Hand the frames over without blocking; False when there is no connection yet or no room."""
+        """Hands the frames over without blocking; False when there is no connection yet or no room."""
 
     def renew(self) -> None:
-        """Drop the connection, which may be dead without anybody having said so, and make a new one.
+        """Drops the connection, which may be dead without a sign of it, and makes a new one.
 
         What was handed over and has not left is lost with it.
         """
 
     def wake(self) -> None:
-        """End a `receive` that waits in another thread."""
+        """Ends a `receive` that waits in another thread."""
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Frees everything."""
 
 
 @dataclass
@@ -80,13 +80,13 @@ class MemoryHub:
         return link
 
     def receive(self, timeout: float) -> list[Parcel]:
-        """Let the peers work, then take what they sent."""
+        """Lets the peers work, then takes what they sent."""
         self.run()
         arrived, self.inbox = list(self.inbox), deque()
         return arrived
 
     def send(self, parcel: Parcel) -> bool:
-        """Put a copy of the frames where the peer finds them."""
+        """Puts a copy of the frames where the peer finds them."""
         link = self.links.get((parcel.channel, parcel.peer))
         if link is None:
             return False
@@ -94,10 +94,10 @@ class MemoryHub:
         return True
 
     def wake(self) -> None:
-        """Nothing waits."""
+        """Does nothing: no `receive` waits."""
 
     def close(self) -> None:
-        """Drop all peers."""
+        """Drops all peers."""
         self.links.clear()
 
 
@@ -111,30 +111,23 @@ class MemoryLink:
     inbox: deque[Frames] = field(default_factory=deque)
 
     def receive(self, timeout: float) -> list[Frames]:
-        """What has arrived; never waits."""
+        """The messages that have arrived; never waits."""
         arrived, self.inbox = list(self.inbox), deque()
         return arrived
 
     def send(self, frames: Frames) -> bool:
-        """Put a copy of the frames where the hub finds them."""
+        """Puts a copy of the frames where the hub finds them."""
         self.hub.inbox.append(Parcel(self.channel, self.peer, _copied(frames)))
         return True
 
     def renew(self) -> None:
-        """Nothing can be half open here."""
-
-    def reset(self) -> None:
-        """The connection breaks and is there again: what was under way in either direction is lost."""
-        mine = (self.channel, self.peer)
-        self.hub.inbox = deque(parcel for parcel in self.hub.inbox if (parcel.channel, parcel.peer) != mine)
-        self.inbox.clear()
-        self.hub.inbox.append(Parcel(*mine, PROBE))
+        """Does nothing: no connection can be half open here."""
 
     def wake(self) -> None:
-        """Nothing waits."""
+        """Does nothing: no `receive` waits."""
 
     def close(self) -> None:
-        """Leave the hub."""
+        """Leaves the hub."""
         self.hub.links.pop((self.channel, self.peer), None)
 
 

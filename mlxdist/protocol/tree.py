@@ -54,27 +54,27 @@ def left_of_last(span: Span) -> list[Span]:
 
 
 def fold(items: Sequence[T], add: Callable[[T, T], T]) -> T:
-    """Combine one item or more in the order of the canonical tree over them."""
+    """Combines one item or more in the order of the canonical tree over them."""
     if not items:
         raise ValueError("fold needs at least one item")
     return fold_span(Span(0, len(items)), items.__getitem__, add)
 
 
-def subtrees(total: int, run: Span) -> list[Span]:
-    """The fewest whole subtrees of the tree over `total` leaves that make up the contiguous `run`, left to right."""
+def subtrees(total: int, span: Span) -> list[Span]:
+    """The fewest whole subtrees of the tree over `total` leaves that make up `span`, left to right."""
 
-    def below(span: Span) -> Iterator[Span]:
-        if run.stop <= span.start or span.stop <= run.start:
+    def below(subtree: Span) -> Iterator[Span]:
+        if span.stop <= subtree.start or subtree.stop <= span.start:
             return
-        if run.start <= span.start and span.stop <= run.stop:
-            yield span
+        if span.start <= subtree.start and subtree.stop <= span.stop:
+            yield subtree
             return
-        left, right = halves(span)
+        left, right = halves(subtree)
         yield from below(left)
         yield from below(right)
 
-    if not 0 <= run.start < run.stop <= total:
-        raise ValueError(f"run {run} is not within {total} leaves")
+    if not 0 <= span.start < span.stop <= total:
+        raise ValueError(f"leaves {span} are not within {total} leaves")
     return list(below(Span(0, total)))
 
 
@@ -106,7 +106,7 @@ class TreeSum(Generic[T]):
     held: dict[Span, T] = field(default_factory=dict)
 
     def put(self, span: Span, value: T) -> None:
-        """Take the sum over one whole subtree. Raises ValueError for a span that is none, or that is already summed."""
+        """Takes the sum over one subtree. Raises ValueError for another span, or for one that is summed already."""
         relatives = family(self.total, span)
         if any(other.start < span.stop and span.start < other.stop for other in self.held):
             raise ValueError(f"leaves of {span} were already summed")
@@ -121,7 +121,7 @@ class TreeSum(Generic[T]):
 
     @property
     def done(self) -> bool:
-        """Whether every leaf is in the sum."""
+        """True if every leaf is in the sum."""
         return Span(0, self.total) in self.held
 
     @property

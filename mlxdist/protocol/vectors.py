@@ -21,7 +21,7 @@ Vector = npt.NDArray[np.float32]
 
 
 def block_count(elements: int) -> int:
-    """How many blocks a vector of so many elements has."""
+    """The number of blocks of a vector with so many elements."""
     return -(-elements // BLOCK_ELEMENTS)
 
 
@@ -36,7 +36,7 @@ def _bytes(vector: Vector) -> memoryview:
 
 @dataclass
 class OutgoingVector:
-    """The sending half: which blocks may go now. A vector that goes to many is hashed once, by who gives `digest`.
+    """The sending half: knows which blocks may go now. For a vector that goes to many, `digest` is computed once.
 
     One that still grows has `ready` elements that will not change any more; None: it is whole. Its END waits for that.
     """
@@ -51,7 +51,7 @@ class OutgoingVector:
     _hashed: int = 0  # blocks
 
     def credit(self, upto: int) -> None:
-        """The receiver has room up to this block; an older credit changes nothing."""
+        """Takes a credit: the receiver has room up to this block. An older credit changes nothing."""
         self.granted = max(self.granted, min(upto, block_count(len(self.vector))))
 
     def blocks(self) -> Iterator[tuple[int, memoryview]]:
@@ -72,7 +72,7 @@ class OutgoingVector:
 
     @property
     def all_sent(self) -> bool:
-        """Whether only the END is left to send."""
+        """True if only the END is left to send."""
         return self.ready is None and self.sent == block_count(len(self.vector))
 
     def end(self) -> str:
@@ -96,7 +96,7 @@ class IncomingVector:
     _hash: "hashlib._Hash" = field(default_factory=hashlib.sha256)
 
     def block(self, index: int, payload: memoryview) -> None:
-        """Write one block. Raises WireError for a block out of order or of the wrong size."""
+        """Writes one block. Raises WireError for a block out of order or of the wrong size."""
         if index != self.received:
             raise WireError(f"block {index} of vector {self.stream} where {self.received} was due")
         target = _bytes(self.buffer)[index * BLOCK_BYTES : (index + 1) * BLOCK_BYTES]
@@ -112,7 +112,7 @@ class IncomingVector:
         return min(self.received + WINDOW, block_count(len(self.buffer)))
 
     def end(self, digest: str) -> None:
-        """All was sent. Raises WireError when blocks are missing or the hash differs."""
+        """Checks the whole vector. Raises WireError when blocks are missing or the hash differs."""
         if self.received != block_count(len(self.buffer)):
             raise WireError(
                 f"vector {self.stream} ended after {self.received} of {block_count(len(self.buffer))} blocks"

@@ -1,4 +1,4 @@
-"""Messages to frames and back: bytes in, messages out, no socket.
+"""Turns messages into frames and back; no socket.
 
 A message is three frames: a preamble (magic, version, payload size), a msgpack header, and the payload (may be empty).
 Anything else is a WireError: nothing is guessed, no extension types, no pickle.
@@ -42,7 +42,7 @@ def encode(message: Message, payload: Buffer = b"") -> list[Buffer]:
 
 
 def decode(frames: Frames) -> tuple[Message, memoryview]:
-    """The message and its payload. Raises WireError for anything that is none."""
+    """The message and its payload. Raises WireError for frames that are no message."""
     if len(frames) != 3:
         raise WireError(f"{len(frames)} frames where a message has 3")
     preamble, header, payload = (memoryview(frame) for frame in frames)

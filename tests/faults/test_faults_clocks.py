@@ -44,7 +44,7 @@ def test_a_coordinator_whose_clock_jumps_gives_no_node_up(
     assert train(config_of(model, folder, "kto", timing=PATIENT), nodes.port, clock=clock) == 0
     assert caught.done.is_set()
     assert f"run says the coordinator did nothing for {JUMP_SECONDS:.3g} s" in told(folder)
-    for loss in (" dead ", " suspect ", "go to others", "started anew", "take long there"):
+    for loss in (" dead ", " suspect ", "go to others", "restarted", "take long there"):
         assert loss not in told(folder)
     assert sha(folder) == expected
 

@@ -91,7 +91,7 @@ def test_a_worker_that_does_nothing_while_its_supervisor_sends_heartbeats_is_res
     config = config_of(model, folder, "kto", timing=replace(CALM, progress_seconds=SHORT.progress_seconds))
     assert train(config, nodes.port) == 0
     lines = [line for line in told(folder).splitlines() if line.startswith(f"{caught.name} connecting it did nothing ")]
-    assert any(" s; its worker is started anew; leaves [" in line and line.endswith(OTHERS) for line in lines)
+    assert any(" s; its worker is restarted; leaves [" in line and line.endswith(OTHERS) for line in lines)
     assert sha(folder) == expected
 
 

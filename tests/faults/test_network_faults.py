@@ -348,7 +348,7 @@ def losses_until_failure(worker_after: int) -> int:
         if bench.failure:
             assert "leaf 0 of step 4 (rows 0)" in bench.failure
             return count
-        node.tell(m.Register(m.PROTOCOL_VERSION, "a", node.pid, worker_after, {}))
+        node.tell(m.Register(m.PROTOCOL_VERSION, "a", worker_after, {}))
         node.hello()
         node.say(introduction(node.session))
         node.say(m.CanaryAnswer(node.session, CANARY))

@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from mlxdist.coordinator.cluster.audit import Audit
 from mlxdist.coordinator.cluster.cluster import Cluster
-from mlxdist.coordinator.cluster.settings import NodeNews, Rules
+from mlxdist.coordinator.cluster.events import NodeNews
+from mlxdist.coordinator.cluster.settings import ClusterSettings
 from mlxdist.coordinator.config.run_spec import run_spec
 from mlxdist.coordinator.config.schema import RunConfig
 from mlxdist.coordinator.fleet.fleet import Fleet
@@ -27,12 +28,12 @@ LEAF_SECONDS = 0.1  # what each leaf is said to have taken
 
 @dataclass
 class MemoryNode:
-    """A node without processes: enlists by itself, then serves its session whenever the hub waits."""
+    """A node without processes: it registers by itself, then serves its session whenever the hub waits."""
 
     name: str
     hub: MemoryHub
     engine: Engine
-    host: Mapping[str, str] = field(default_factory=dict)  # what it says of its machine
+    host: Mapping[str, str] = field(default_factory=dict)  # its description of its machine
     refusal: str = ""  # what it was refused with
     control: MemoryLink = field(init=False)
     data: MemoryLink | None = None
@@ -41,7 +42,7 @@ class MemoryNode:
 
     def __post_init__(self) -> None:
         self.control = self.hub.connect(CONTROL, self.name.encode())
-        self.control.send(encode(m.Register(m.PROTOCOL_VERSION, self.name, 1, 0, dict(self.host))))
+        self.control.send(encode(m.Register(m.PROTOCOL_VERSION, self.name, 0, dict(self.host))))
 
     def work(self) -> None:
         """Take what has arrived, do it, send what there is to send."""
@@ -52,7 +53,7 @@ class MemoryNode:
             if isinstance(message, m.Accept):
                 self.session = Session(self.name, message.session)
                 self.data = self.hub.connect(DATA, self.name.encode())
-                self.session.say(m.Hello(message.session, m.PROTOCOL_VERSION, self.name, versions()))
+                self.session.say(m.Hello(message.session, versions()))
         if self.session is None or self.data is None:
             return
         for frames in self.data.receive(0):
@@ -78,7 +79,7 @@ class MemoryNodes:
     nodes: list[MemoryNode] = field(default_factory=list)
 
     def join(self, engine: Engine, host: Mapping[str, str] | None = None) -> MemoryNode:
-        """A new node, which enlists when the hub waits next; `host` is what it says of its machine."""
+        """A new node, which registers when the hub waits next; `host` is its description of its machine."""
         self.nodes.append(MemoryNode(f"node-{len(self.nodes)}", self.hub, engine, host or {}))
         return self.nodes[-1]
 
@@ -98,26 +99,23 @@ def memory_cluster(
 ) -> Iterator[tuple[Fleet, MemoryNodes]]:
     """A fleet with one node per engine, and the nodes; an engine keeps its model from one fleet to the next.
 
-    `memory` is what a node must hold; None: nobody knows.
+    `memory` is what a node must hold; None: unknown.
     """
     hub = MemoryHub()
     nodes = MemoryNodes(hub)
     for engine in engines:
         nodes.join(engine)
     hub.run = nodes.work
-    rules = Rules(
+    settings = ClusterSettings(
         run="test",
         incarnation=1,
         spec=run_spec(config),
         versions=versions(),
         data_port=0,
-        beat_seconds=2.0,
-        suspect_seconds=6.0,
-        dead_seconds=15.0,
         memory=memory or NodeMemory(),
     )
     audit = Audit(config.train.audit, config.batch.seed)
-    fleet = Fleet(Cluster(rules), hub, on_news=on_news, clock=lambda: 0.0, audit=audit, threaded=False)
+    fleet = Fleet(Cluster(settings), hub, on_news=on_news, clock=lambda: 0.0, audit=audit, threaded=False)
     try:
         yield fleet, nodes
     finally:

@@ -10,10 +10,10 @@ import pytest
 from mlx_lm.utils import load_model
 
 from mlxdist.coordinator.config.schema import BatchConfig, DataConfig, LoraConfig, RunConfig, TrainConfig
-from mlxdist.coordinator.methods.sft import Sft
+from mlxdist.coordinator.methods.kinds import Sft
 from mlxdist.coordinator.train import Run, train
+from mlxdist.coordinator.training.adamw import no_moments
 from mlxdist.coordinator.training.initial_adapter import draw
-from mlxdist.coordinator.training.optimizer import no_moments
 from mlxdist.coordinator.training.state import State
 from mlxdist.node.work.engine import Engine
 from mlxdist.protocol import manifest as manifests
@@ -67,7 +67,7 @@ def trained(model: Path, engines: list[Engine], tmp_path: Path) -> Trainer:
             items = ListRows(rows)
             loop = Run(config, Sft(config, items, None), items, silent, steps, fleet, silent, silent)  # type: ignore[arg-type]
             state = train(loop, State(vector, no_moments(len(vector))))
-            assert fleet.most_vectors_held <= nodes + 2 + (len(rows) - 1).bit_length()
+            assert fleet._pool.most_held <= nodes + 2 + (len(rows) - 1).bit_length()
         return state, silent
 
     return run

@@ -26,7 +26,7 @@ from mlxdist.protocol.tree import Span, fold, fold_span, left_of_last
 from mlxdist.protocol.vectors import BLOCK_ELEMENTS, WINDOW, OutgoingVector, Vector, block_count, digest
 from mlxdist.protocol.wire import Frames
 from scripts.local_cluster import free_ports
-from tests.coordinator.cluster.scripted_node import PARTIAL, Bench, working
+from tests.coordinator.cluster.scripted_node import PARTIAL, Bench, give_back, working
 from tests.faults.fault_proxy import DOWN, UP, Proxy
 from tests.laws.model_folder import llama_folder
 from tests.node.test_session import SESSION, Session, new_session, said, task_of, tell
@@ -228,13 +228,13 @@ def test_a_links_seconds_are_those_after_the_last_leaf_was_computed(
     bench = Bench()
     (node,) = working(bench, "only")
     start = bench.now
-    bench.cluster._uploads.limit = bench.cluster._uploads.reserve = 0
+    bench.cluster.transfers.uploads.limit = bench.cluster.transfers.uploads.reserve = 0
     bench.now = start + offered
     node.say(node.offer(Span(0, 4)))
     bench.now = start + credit
-    bench.cluster._uploads.limit = 2
+    bench.cluster.transfers.uploads.limit = 2
     bench.cluster.now = bench.now
-    bench.cluster.release([])
+    give_back(bench.cluster, [])
     bench.collect()
     node.say(m.VectorBlock(node.session, 1, 0), PARTIAL.tobytes())
     bench.now = start + ended
@@ -362,17 +362,17 @@ def test_a_fault_in_mid_stream_withdraws_the_partial_on_both_sides(
         if leaf == 0
         else {"b": Span(0, LEAVES - 1), "a": Span(LEAVES - 1, LEAVES)}
     )
-    wires.cluster.work.split = lambda seconds: split
+    wires.cluster.scheduler.assigner = lambda seconds: split
     a.spoil.append((leaf, 0))
     held: list[int] = []
-    wires.on_growth = lambda name: held.append(wires.cluster._uploads.held)
+    wires.on_growth = lambda name: held.append(wires.cluster.transfers.pool.held)
     assert wires.gradient(request()).tobytes() == expected[LEAVES]
     assert max(held) > 0
     assert a.spoil == []
     assert ("Fault", -1) in wires.record
     assert not wires.nodes["a"].session.uploading
-    assert wires.cluster._uploads.held == 0
-    assert not wires.cluster._uploads._arriving
+    assert wires.cluster.transfers.pool.held == 0
+    assert not wires.cluster.transfers.uploads._arriving
 
 
 def test_a_cancel_in_mid_stream_frees_the_buffer_and_ends_the_backward(
@@ -381,13 +381,13 @@ def test_a_cancel_in_mid_stream_frees_the_buffer_and_ends_the_backward(
     wires, _ = wired("a", "b")
     wires.gradient(request())  # the speeds are known now
     wires.cluster.set_adapter(1, drawn_adapter(wires.cluster.manifest))
-    wires.cluster.work.split = lambda seconds: {"a": Span(0, LEAVES)}
+    wires.cluster.scheduler.assigner = lambda seconds: {"a": Span(0, LEAVES)}
     wires.record.clear()
     copied: list[int] = []
 
     def late(name: str) -> None:
         if name == "a" and not copied:
-            copied.append(wires.cluster._uploads.held)
+            copied.append(wires.cluster.transfers.pool.held)
             wires.now += 8.0
             wires.beat()
             wires.cluster.tick(wires.now)
@@ -402,7 +402,7 @@ def test_a_cancel_in_mid_stream_frees_the_buffer_and_ends_the_backward(
     assert copied == [1]
     lowest = [entry for entry in wires.record if entry[0] == "segment" and entry[1] == 0]
     assert len(lowest) == (LEAVES - 1) + LEAVES, "of the two last leaves only the copy's came to its end"
-    assert wires.cluster._uploads.held == 0
+    assert wires.cluster.transfers.pool.held == 0
     assert not wires.nodes["a"].session.uploading
     assert wires.cluster.nodes["a"].works
 

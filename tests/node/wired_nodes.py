@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlxdist.coordinator.cluster.cluster import Cluster
-from mlxdist.coordinator.cluster.settings import Rules
+from mlxdist.coordinator.cluster.settings import ClusterSettings
 from mlxdist.coordinator.config.run_spec import run_spec
 from mlxdist.coordinator.config.schema import RunConfig
 from mlxdist.coordinator.schedule.rounds import Request
@@ -21,6 +21,7 @@ from mlxdist.protocol.transport import CONTROL, DATA, Parcel
 from mlxdist.protocol.tree import TreeSum
 from mlxdist.protocol.vectors import Vector
 from mlxdist.protocol.wire import Frames, decode, encode
+from tests.coordinator.cluster.scripted_node import give_back
 
 
 def cluster_for(config: RunConfig, **changes: Any) -> Cluster:
@@ -31,11 +32,8 @@ def cluster_for(config: RunConfig, **changes: Any) -> Cluster:
         "spec": run_spec(config),
         "versions": versions(),
         "data_port": 7001,
-        "beat_seconds": 2.0,
-        "suspect_seconds": 6.0,
-        "dead_seconds": 15.0,
     }
-    return Cluster(Rules(**{**values, **changes}))
+    return Cluster(ClusterSettings(**{**values, **changes}))
 
 
 @dataclass
@@ -81,11 +79,11 @@ class Wires:
 
     def join(self, name: str, engine: Engine) -> WiredNode:
         """A node that gets ready."""
-        enlist = m.Register(m.PROTOCOL_VERSION, name, 1, 0, {})
+        enlist = m.Register(m.PROTOCOL_VERSION, name, 0, {})
         self.cluster.receive(Parcel(CONTROL, name.encode(), encode(enlist)), self.now)
         session = self.cluster.nodes[name].session
         node = self.nodes[name] = WiredNode(self, name, engine, Session(name, session))
-        node.session.say(m.Hello(session, m.PROTOCOL_VERSION, name, versions()))
+        node.session.say(m.Hello(session, versions()))
         self.settle()
         return node
 
@@ -114,7 +112,7 @@ class Wires:
     def beat(self) -> None:
         """Every supervisor is there."""
         for name in self.nodes:
-            beat = encode(m.Heartbeat(self.cluster.nodes[name].session, 1, 1, 1))
+            beat = encode(m.Heartbeat(self.cluster.nodes[name].session, 1))
             self.cluster.receive(Parcel(CONTROL, name.encode(), beat), self.now)
 
     def gradient(self, request: Request) -> Vector:
@@ -127,6 +125,6 @@ class Wires:
         assert self.cluster.round.complete
         for span, vector in self.cluster.fetch_partials():
             total.put(span, vector.copy())
-            self.cluster.release([vector])
+            give_back(self.cluster, [vector])
         assert total.done
         return total.result

@@ -117,7 +117,7 @@ def test_lines_that_could_not_be_sent_are_sent_later(worker: Worker) -> None:
     supervisor = Supervisor(
         "a", HERE, Flapping(), launched=False, wait_seconds=60, clock=lambda: 0.0, start_worker=lambda _: worker
     )
-    supervisor._handle(m.Accept(session, 7001, 2.0, {}))
+    supervisor._handle(m.Accept(session, 7001, 2.0, {}, 1.0))
     for number in range(3):
         worker.printed(f"line {number}")
         supervisor._tick()
@@ -207,7 +207,7 @@ def settled(process: psutil.Process, expected: int = 0) -> int:
 @pytest.mark.timeout(60)
 def test_nodes_that_hang_are_gone_after_the_coordinator_has_stopped_them(tmp_path: Path) -> None:
     """A stopped process ignores the end of its input and SIGTERM; only SIGKILL ends it."""
-    nodes = LocalNodes(tmp_path, stop_seconds=0.2)
+    nodes = LocalNodes(tmp_path, stop_seconds=0.2, restart_seconds=1.0)
     nodes.start(local_hosts(3).nodes, free_ports())
     hung = [psutil.Process(process.pid) for process in nodes.processes.values()]
     for process in hung[:2]:  # the third one leaves by itself

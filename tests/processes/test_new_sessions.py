@@ -51,8 +51,10 @@ def test_a_new_connection_of_a_worker_ends_its_session_and_its_work_is_reassigne
     assert a.session != old
     assert a.state == "connecting"
     assert [(stale.session, stale.over) for stale in a.heard(m.Stale, CONTROL)] == [(old, True)]
-    assert {leaf for one in bench.cluster.round.of("b") for leaf in range(one.run.start, one.run.stop)} == {0, 1, 2, 3}  # type: ignore[union-attr]
-    assert not bench.cluster.round.deaths[attempt.run.start], "the leaf is not to blame for the network"  # type: ignore[union-attr]
+    current = bench.cluster.round
+    assert current is not None
+    assert {leaf for one in current.of("b") for leaf in range(one.span.start, one.span.stop)} == {0, 1, 2, 3}
+    assert not current.crashes[attempt.span.start], "the leaf is not to blame for the network"
     assert b.state == "busy"
 
 
@@ -63,12 +65,12 @@ def test_everything_that_the_old_session_still_sends_is_refused() -> None:
     a.say(a.offer(Span(0, 2), stream=4))
     probe(a)
     a.heard(m.Stale)
-    before = bench.cluster._uploads.held
+    before = bench.cluster.transfers.pool.held
     for message, payload in (late, (m.VectorBlock(old, 4, 0), PARTIAL.tobytes()), (m.Cancel(old, 1), b"")):
         a.say(message, payload)
         assert [(stale.session, stale.over) for stale in a.heard(m.Stale)] == [(old, True)]
     assert not bench.cluster.round.answers  # type: ignore[union-attr]
-    assert bench.cluster._uploads.held == before == 0
+    assert bench.cluster.transfers.pool.held == before == 0
 
 
 def test_the_supervisor_registers_again_and_the_worker_works_in_the_new_session() -> None:
@@ -76,7 +78,7 @@ def test_the_supervisor_registers_again_and_the_worker_works_in_the_new_session(
     a, b = working(bench, "a", "b")
     old = a.session
     probe(a)
-    a.tell(m.Heartbeat(old, 5, 2, 3))  # it does not know yet
+    a.tell(m.Heartbeat(old, 2))  # it does not know yet
     assert a.heard(m.Stale, CONTROL)[-1].over
     a.enlist()
     (admit,) = a.heard(m.Accept, CONTROL)
@@ -104,7 +106,7 @@ def test_a_worker_that_stays_without_a_connection_gets_a_new_session_and_is_not_
     old = a.session
     bench.cluster.unreachable(Parcel(DATA, a.data, []), bench.now)
     a.heard(m.Restart, CONTROL)
-    bench.tick(bench.cluster.rules.return_seconds + 0.1)
+    bench.tick(bench.cluster.settings.timing.return_seconds + 0.1)
     bench.collect()
     mail = [message for message, _ in bench.mail[CONTROL, a.control]]
     assert any(isinstance(one, m.Stale) and one.over and one.session == old for one in mail)
@@ -115,7 +117,7 @@ def test_a_worker_that_never_says_hello_is_restarted() -> None:
     bench = Bench()
     node = ScriptedNode(bench, "a")
     node.enlist()
-    for _ in range(int(bench.cluster.rules.first_seconds / 2) + 2):
+    for _ in range(int(bench.cluster.settings.timing.start_timeout / 2) + 2):
         node.beat()
         bench.tick(2.0)
         bench.collect()
@@ -144,7 +146,7 @@ def idle() -> Iterator[Idle]:
 
 
 def admit(session: m.SessionId) -> m.Accept:
-    return m.Accept(session, 7001, 2.0, {})
+    return m.Accept(session, 7001, 2.0, {}, 1.0)
 
 
 def test_a_supervisor_whose_session_is_over_gives_the_next_one_to_the_same_worker(idle: Idle) -> None:
@@ -173,9 +175,7 @@ def test_a_supervisor_whose_session_is_over_gives_the_next_one_to_the_same_worke
     now[0] += 1.0
     supervisor._tick()
     sent = [parcel.frames for parcel in hub.receive(0)]
-    assert sent == [
-        encode(m.Register(m.PROTOCOL_VERSION, "a", psutil.Process().pid, idle.process.pid, supervisors.host_facts()))
-    ]
+    assert sent == [encode(m.Register(m.PROTOCOL_VERSION, "a", idle.process.pid, supervisors.host_facts()))]
     supervisor._handle(admit(second))
     supervisor._handle(admit(second))
     assert idle.sessions == [first, second]
@@ -311,7 +311,7 @@ def test_a_data_connection_that_is_reset_costs_a_new_session_and_no_bit(
             assert [loaded for loaded, _ in loads(node.engine)] == [1]
             assert not proxy.saw(DOWN, m.Restart)
             assert len({message.session for message in proxy.saw(UP, m.Hello)}) == 2 or sight is m.Hello
-            assert coordinator.cluster._uploads.held == 1  # the sum, which is released at the next request
+            assert coordinator.cluster.transfers.pool.held == 1  # the sum, which is released at the next request
             coordinator.fleet.close("the test is over")
     finally:
         proxy.close()

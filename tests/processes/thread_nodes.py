@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from mlxdist.coordinator.cluster.cluster import Cluster
-from mlxdist.coordinator.cluster.settings import NodeNews, Rules
+from mlxdist.coordinator.cluster.events import NodeNews
+from mlxdist.coordinator.cluster.settings import ClusterSettings
 from mlxdist.coordinator.config.run_spec import run_spec
-from mlxdist.coordinator.config.schema import DataConfig, LoraConfig, MemoryConfig, RunConfig
+from mlxdist.coordinator.config.schema import DataConfig, LoraConfig, MemoryConfig, RunConfig, TimingConfig
 from mlxdist.coordinator.fleet.fleet import Fleet
 from mlxdist.coordinator.fleet.sockets import RouterHub
 from mlxdist.coordinator.schedule.rounds import Request
@@ -167,18 +168,15 @@ def start_coordinator(config: RunConfig, port: int, incarnation: int = 1, **chan
     """Starts a coordinator at `port` and `port + 1` of loopback, with short times."""
     hub = RouterHub(HERE, port)
     values = {
-        "run": "test",
-        "incarnation": incarnation,
-        "spec": run_spec(config),
-        "versions": versions(),
-        "data_port": hub.ports[DATA],
         "beat_seconds": 0.1,
         "suspect_seconds": 0.5,
         "dead_seconds": 60.0,  # a loaded machine must not look dead
         "return_seconds": 0.3,
         "restart_seconds": 0.05,
     }
-    cluster = Cluster(Rules(**{**values, **changes}))
+    timing = TimingConfig(**{**values, **changes})
+    spec, data_port = run_spec(config), hub.ports[DATA]
+    cluster = Cluster(ClusterSettings("test", incarnation, spec, versions(), data_port, timing))
     told: list[NodeNews] = []
     fleet = Fleet(cluster, hub, on_news=told.append)
     assert hub.ports[CONTROL] == port

@@ -50,7 +50,7 @@ def add_in_place(left: Vector, right: Vector) -> Vector:
     return np.add(left, right, out=left)
 
 
-def runs_at(total: int, cuts: Sequence[int]) -> list[Span]:
+def spans_at(total: int, cuts: Sequence[int]) -> list[Span]:
     edges = sorted({0, total, *cuts})
     return [Span(start, stop) for start, stop in pairwise(edges)]
 
@@ -60,7 +60,7 @@ def splits(draw: Callable[..., Any]) -> tuple[int, list[Span]]:
     """A number of leaves and their split over 1 to 9 nodes."""
     total = draw(st.integers(1, 130))
     cuts = draw(st.lists(st.integers(1, total), max_size=8))
-    return total, runs_at(total, cuts)
+    return total, spans_at(total, cuts)
 
 
 @pytest.mark.parametrize("total", range(1, 70))
@@ -98,7 +98,7 @@ def test_what_is_no_subtree_has_no_family(total: int) -> None:
 def test_subtrees_cover_any_run_exactly_with_the_fewest_whole_subtrees(total: int) -> None:
     everything = set(spans_of(reference_tree(0, total))[2])
     for start in range(total):
-        # Fewest, by an independent count: from each leaf on, the cheapest way to the end of the run.
+        # Fewest, by an independent count: from each leaf on, the cheapest way to the end of the span.
         for stop in range(start + 1, total + 1):
             pieces = subtrees(total, Span(start, stop))
             assert set(pieces) <= everything
@@ -124,8 +124,8 @@ def test_a_run_needs_at_most_two_subtrees_per_level(data: st.DataObject) -> None
 def test_equal_shares_of_n_times_a_power_of_two_leaves_are_one_subtree_each(nodes: int, k: int) -> None:
     share, total = 2**k, nodes * 2**k
     for node in range(nodes):
-        run = Span(node * share, (node + 1) * share)
-        assert subtrees(total, run) == [run]
+        span = Span(node * share, (node + 1) * share)
+        assert subtrees(total, span) == [span]
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 0), (3, 3), (4, 3), (-1, 2), (0, 9), (8, 9)])
@@ -143,13 +143,13 @@ def test_fold_of_nothing_is_refused() -> None:
 def test_split_then_combine_has_the_bits_of_the_whole_batch(
     split: tuple[int, list[Span]], seed: int, random: Any
 ) -> None:
-    total, runs = split
+    total, spans = split
     leaves = leaf_vectors(total, seed)
     whole = fold(leaves, add)
     partials = [
         (span, fold_span(span, lambda index: leaves[index].copy(), add_in_place))
-        for run in runs
-        for span in subtrees(total, run)
+        for part in spans
+        for span in subtrees(total, part)
     ]
     random.shuffle(partials)
     total_sum: TreeSum[Vector] = TreeSum(total, add_in_place)
@@ -167,7 +167,9 @@ def test_naive_sums_per_node_have_other_bits_so_the_law_is_worth_its_tree() -> N
         total = 24
         leaves = leaf_vectors(total, seed)
         whole = fold(leaves, add)
-        per_node = [sum(leaves[run.start + 1 : run.stop], leaves[run.start]) for run in runs_at(total, (5, 13, 18))]
+        per_node = [
+            sum(leaves[span.start + 1 : span.stop], leaves[span.start]) for span in spans_at(total, (5, 13, 18))
+        ]
         naive = sum(per_node[1:], per_node[0])
         different += int((naive != whole).sum())
         elements += naive.size
@@ -193,8 +195,8 @@ def test_operands_keep_their_sides() -> None:
 def test_the_sum_refuses_leaves_that_it_has_and_changes_nothing(
     split: tuple[int, list[Span]], data: st.DataObject
 ) -> None:
-    total, runs = split
-    pieces = [span for run in runs for span in subtrees(total, run)]
+    total, spans = split
+    pieces = [span for part in spans for span in subtrees(total, part)]
     order = data.draw(st.permutations(pieces))
     taken = order[: data.draw(st.integers(1, len(order)))]
     tree: TreeSum[int] = TreeSum(total, lambda left, right: left + right)
@@ -245,10 +247,10 @@ def test_a_node_holds_at_most_one_value_per_level_and_one(total: int) -> None:
 
 @given(splits())
 def test_partials_in_leaf_order_wait_in_at_most_one_value_per_level(split: tuple[int, list[Span]]) -> None:
-    total, runs = split
+    total, spans = split
     tree: TreeSum[int] = TreeSum(total, lambda left, right: left + right)
-    for run in runs:
-        for span in subtrees(total, run):
+    for part in spans:
+        for span in subtrees(total, part):
             tree.put(span, len(span))
             assert len(tree.held) <= max(math.ceil(math.log2(total)), 1)
     assert tree.result == total

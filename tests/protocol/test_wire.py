@@ -255,7 +255,7 @@ def test_text_that_is_no_utf8_is_refused() -> None:
 
 def test_numbers_beyond_64_bits_are_not_sent() -> None:
     with pytest.raises(OverflowError):
-        encode(m.HeartbeatAck(SESSION, 2**64))
+        encode(m.Heartbeat(SESSION, 2**64))
 
 
 # ---- sizes

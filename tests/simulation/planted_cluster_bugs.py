@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from mlxdist.coordinator.cluster import placement as sharing
-from mlxdist.coordinator.cluster import scheduler as work
+from mlxdist.coordinator.cluster import placement, scheduler
+from mlxdist.coordinator.cluster.buffers import BufferPool
 from mlxdist.coordinator.cluster.membership import Membership
 from mlxdist.coordinator.cluster.node import Node
 from mlxdist.coordinator.cluster.uploads import Uploads
@@ -40,8 +40,8 @@ def stale_attempts_count(patch: pytest.MonkeyPatch) -> None:
         try:
             return right(self, name, step, attempt, adapter_version, span)
         except StaleError:
-            for one in self.attempts.values():
-                if one.run.start <= span.start < span.stop <= one.run.stop:
+            for one in self.assignments.values():
+                if one.span.start <= span.start < span.stop <= one.span.stop:
                     return one
             raise
 
@@ -53,7 +53,7 @@ def stale_steps_count(patch: pytest.MonkeyPatch) -> None:
 
     def check(self: Round, name: str, step: int, attempt: int, adapter_version: int, span: Span) -> Assignment:
         for one in self.of(name):
-            if one.run.start <= span.start < span.stop <= one.run.stop:
+            if one.span.start <= span.start < span.stop <= one.span.stop:
                 return one
         raise StaleError("not this node's work")
 
@@ -64,7 +64,7 @@ def lost_leaves_are_forgotten(patch: pytest.MonkeyPatch) -> None:
     """What a lost node had is not given to anybody."""
 
     def drop(self: Round, attempt: Assignment) -> list[Span]:
-        self.attempts.pop(attempt.number, None)
+        self.assignments.pop(attempt.attempt, None)
         return []
 
     patch.setattr(Round, "drop", drop)
@@ -74,7 +74,7 @@ def copies_are_given_twice(patch: pytest.MonkeyPatch) -> None:
     """A lost attempt's leaves are pending although a copy is still at work on them."""
 
     def drop(self: Round, attempt: Assignment) -> list[Span]:
-        self.attempts.pop(attempt.number, None)
+        self.assignments.pop(attempt.attempt, None)
         left = sorted(attempt.missing)
         self.pending = sorted([*self.pending, *left])
         return left
@@ -86,11 +86,11 @@ def both_of_a_race_count(patch: pytest.MonkeyPatch) -> None:
     """The second result of a subtree counts like the first."""
 
     def came(self: Round, piece: Span) -> list[Assignment]:
-        for one in list(self.attempts.values()):
+        for one in list(self.assignments.values()):
             if piece in one.missing:
                 one.missing.discard(piece)
                 if not one.missing:
-                    del self.attempts[one.number]
+                    del self.assignments[one.attempt]
                 break
         return []
 
@@ -104,7 +104,7 @@ def damage_is_not_seen(patch: pytest.MonkeyPatch) -> None:
 
 def summed_buffers_are_kept(patch: pytest.MonkeyPatch) -> None:
     """What was summed away still counts as held."""
-    patch.setattr(Uploads, "release", lambda self, buffer: self._free.append(buffer))
+    patch.setattr(BufferPool, "give_back", lambda self, buffer: self._free.append(buffer))
 
 
 def losers_of_a_race_are_liars(patch: pytest.MonkeyPatch) -> None:
@@ -124,19 +124,19 @@ def old_incarnations_count(patch: pytest.MonkeyPatch) -> None:
     def by_session(self: Membership, session: object) -> Node | None:
         if not isinstance(session, m.SessionId):
             return None
-        return next((one for one in self.nodes.values() if one.session.id == session.number and not one.gone), None)
+        return next((one for one in self.nodes.values() if one.session.number == session.number and not one.gone), None)
 
     patch.setattr(Membership, "by_session", by_session)
 
 
 def one_nan_is_enough(patch: pytest.MonkeyPatch) -> None:
     """A NaN ends the run without being computed elsewhere."""
-    patch.setattr(work, "FATAL_NONFINITE", 1)
+    patch.setattr(scheduler, "FATAL_NONFINITE", 1)
 
 
 def the_suspicious_are_not_alone(patch: pytest.MonkeyPatch) -> None:
     """A leaf at which workers die is given beside other leaves, again and again."""
-    patch.setattr(sharing, "suspicious", lambda round_: [])
+    patch.setattr(placement, "suspicious", lambda round_: [])
 
 
 def row_numbers_of_the_last_one_count(patch: pytest.MonkeyPatch) -> None:
@@ -144,7 +144,7 @@ def row_numbers_of_the_last_one_count(patch: pytest.MonkeyPatch) -> None:
     right = Round.answer
 
     def answer(self: Round, attempt: Assignment, leaf: int, numbers: Vector) -> list[Assignment]:
-        return right(self, attempt, max(leaf - 1, attempt.run.start), numbers)
+        return right(self, attempt, max(leaf - 1, attempt.span.start), numbers)
 
     patch.setattr(Round, "answer", answer)
 

@@ -99,7 +99,7 @@ class SimWorker:
             self.job = None
             self.session = Session(self.name, session)
             self.wire = self.world.connect(DATA, f"{self.name}#{session.incarnation}.{session.number}".encode())
-            self.session.say(m.Hello(session, m.PROTOCOL_VERSION, self.name, VERSIONS))
+            self.session.say(m.Hello(session, VERSIONS))
             self.flush()
 
     def end(self, cause: str) -> None:
@@ -164,8 +164,7 @@ class SimWorker:
                     self.end("killed (SIGKILL)")
                     return
                 if fate == "nan" and task.verb == "gradient":
-                    rows = tuple(row.row_id for row in job.leaves[leaf - run.start].rows)
-                    session.say(m.Fault(session_id, "nonfinite", "NaN", task.step, task.attempt, leaf, rows))
+                    session.say(m.Fault(session_id, "nonfinite", "NaN", task.step, task.attempt, leaf))
                     return
                 index = job.leaves[leaf - run.start].index
                 total += gradient_of(Span(index, index + 1), task.step, adapter, reference)
@@ -261,7 +260,7 @@ class SimSupervisor:
         if self.session is None:
             if now - self.spoken >= ENLIST_SECONDS and self.resting_until is None:
                 pid = self.worker.pid if self.worker is not None else 0
-                if self.wire.send(m.Register(m.PROTOCOL_VERSION, self.name, self.pid, pid, {})):
+                if self.wire.send(m.Register(m.PROTOCOL_VERSION, self.name, pid, {})):
                     self.spoken = now
             return
         if self.worker is not None and self.worker.exit is not None:
@@ -275,7 +274,7 @@ class SimSupervisor:
             self.resting_until = now + wait
         if now - self.spoken >= self.beat_seconds:
             self.beats += 1
-            self.wire.send(m.Heartbeat(self.session, self.beats, self.worker.pid if self.worker is not None else 0, 0))
+            self.wire.send(m.Heartbeat(self.session, self.worker.pid if self.worker is not None else 0))
             self.spoken = now
 
 

@@ -13,7 +13,8 @@ from itertools import pairwise
 import numpy as np
 
 from mlxdist.coordinator.cluster.cluster import Cluster
-from mlxdist.coordinator.cluster.settings import Rules
+from mlxdist.coordinator.cluster.settings import ClusterSettings
+from mlxdist.coordinator.config.schema import TimingConfig
 from mlxdist.coordinator.fleet.fleet import Fleet
 from mlxdist.coordinator.schedule.assign import NodeSeconds
 from mlxdist.coordinator.schedule.rounds import Request
@@ -24,7 +25,7 @@ from mlxdist.protocol.transport import CONTROL, DATA, PROBE, Parcel, is_probe
 from mlxdist.protocol.tree import Span, TreeSum
 from mlxdist.protocol.vectors import Vector
 from mlxdist.protocol.wire import decode
-from tests.coordinator.cluster.scripted_node import SPEC, VERSIONS, leaf_of, state_of
+from tests.coordinator.cluster.scripted_node import SPEC, VERSIONS, give_back, leaf_of, state_of
 from tests.simulation.sim_nodes import ELEMENTS, Move, SimSupervisor, SimWorker, Wire, gradient_of, numbers_of
 
 TICK = 1.0  # seconds; shorter than a beat
@@ -77,22 +78,17 @@ class World:
 
     def _begin_life(self) -> None:
         self.incarnation += 1
-        rules = Rules(
+        settings = ClusterSettings(
             run="run",
             incarnation=self.incarnation,
             spec=SPEC,
             versions=VERSIONS,
             data_port=1,
-            beat_seconds=2.0,
-            suspect_seconds=6.0,
-            dead_seconds=15.0,
-            restart_seconds=0.5,
-            progress_seconds=10.0,
-            first_seconds=40.0,
+            timing=TimingConfig(restart_seconds=0.5, progress_seconds=10.0, start_timeout=40.0),
             min_nodes=self.min_nodes,
             launched=self.launched,
         )
-        self.cluster = Cluster(rules, split=self._split)
+        self.cluster = Cluster(settings, assigner=self._split)
         self.fleet = Fleet(self.cluster, self, clock=lambda: self.now, threaded=False)
         self.total, self.fetched, self.freed, self.lent = None, [], [], None
         if self.reference:
@@ -120,7 +116,7 @@ class World:
         self.step, self.leaves, self.in_step = self.step + 1, leaves, True
         self.curses, self.nans = {}, Counter()
         if self.lent is not None:
-            self.cluster.release([self.lent])
+            self.cluster.transfers.pool.give_back(self.lent)
             self.lent = None
         self._request("score" if self.scored else "gradient")
 
@@ -160,7 +156,7 @@ class World:
         assert self.total is not None
         self.total.put(span, vector)
         if not self.fetched:
-            self.cluster.release(self.freed)
+            give_back(self.cluster, self.freed)
             self.freed = []
             self.pump()
 
@@ -244,7 +240,7 @@ class World:
             self.supervisors.remove(one)
             if one.launched:
                 error = NodeError(f"{one.name}: its supervisor ended")
-                self.cluster.members.supervisor_ended(one.name, error, one.exit != "killed")
+                self.cluster.supervisor_ended(one.name, error, one.exit != "killed")
 
     # ---- what goes wrong on the way
 
@@ -416,7 +412,7 @@ class World:
             return True
         if channel == CONTROL:
             return False
-        if node.spent or (peer != node.data and not isinstance(message, m.Hello)):
+        if node.worker.ended or (peer != node.worker.data and not isinstance(message, m.Hello)):
             return True
         if isinstance(message, m.VectorBlock | m.VectorEnd):
             message = self.offers.get((session, message.stream), message)
@@ -432,7 +428,7 @@ class World:
 
     def _lives(self, attempt: int, name: str) -> bool:
         current = self.cluster.round
-        return current is not None and attempt in current.attempts and current.attempts[attempt].node == name
+        return current is not None and attempt in current.assignments and current.assignments[attempt].node == name
 
     def _deliver_down(self, wire: Wire) -> None:
         frames = wire.down.popleft()
@@ -498,24 +494,24 @@ class World:
 
     def _no_ghost_has_work(self) -> None:
         current = self.cluster.round
-        for attempt in current.attempts.values() if current is not None else ():
+        for attempt in current.assignments.values() if current is not None else ():
             node = self.cluster.nodes[attempt.node]
             can = node.state in (NodeState.READY, NodeState.BUSY, NodeState.SUSPECT)
             assert can, f"{node.name} is {node.state.value} and has {attempt}"
-            assert not node.spent, f"{node.name}'s worker has ended and has {attempt}"
+            assert not node.worker.ended, f"{node.name}'s worker has ended and has {attempt}"
             beside = [one for one in current.of(node.name) if one is not attempt] if current is not None else []
             at_work = attempt.alone and attempt.in_work is not None
             assert not at_work or all(one.in_work is None for one in beside), "not alone"
 
     def _memory_is_bounded(self) -> None:
-        uploads, current = self.cluster._uploads, self.cluster.round
+        uploads, current = self.cluster.transfers.uploads, self.cluster.round
         mine = len(self.fetched) + len(self.freed) + (self.lent is not None)
         mine += len(self.total.held) if self.total is not None else 0
         there = len(uploads._arriving) + (len(current.partials) if current is not None else 0)
-        assert uploads.held == mine + there, f"{uploads.held} vectors count as held, {mine + there} are"
+        assert uploads.pool.held == mine + there, f"{uploads.pool.held} vectors count as held, {mine + there} are"
         if self.in_step:
             bound = self.nodes_at_begin + 2 + (self.leaves - 1).bit_length()
-            assert uploads.held <= bound, f"{uploads.held} vectors are held, {bound} are allowed"
+            assert uploads.pool.held <= bound, f"{uploads.pool.held} vectors are held, {bound} are allowed"
 
     # ---- when all is well again
 

@@ -1,1 +1,1 @@
-"""The nodes and the work they have in hand, without I/O: messages in, messages and events out."""
+"""The nodes and their work, without I/O: messages in, messages, news and partials out."""

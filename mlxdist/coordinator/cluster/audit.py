@@ -1,7 +1,8 @@
 """Audits: some leaves are computed on a second node too, and both gradients compared, before the step is taken.
 
 Nodes of one bit class must agree in every bit, others within a tolerance. Where two do not agree, more are asked until
-two different nodes do. Pure: answers in, the next question or a verdict out; no messages. Who asks: fleet.py.
+two different nodes do. Pure: answers in, the next question or a finding out; no messages. The fleet asks the questions
+and quarantines nodes that were wrong (fleet/fleet.py).
 """
 
 import hashlib
@@ -11,7 +12,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from mlxdist.coordinator.cluster.cluster import Cluster
 from mlxdist.coordinator.schedule.rounds import Request, Round
 from mlxdist.protocol.errors import MlxdistError, NodeError
 from mlxdist.protocol.vectors import BLOCK_ELEMENTS, Vector, digest
@@ -24,12 +24,12 @@ Canaries = Mapping[str, tuple[str, ...]]  # of the nodes that can work
 
 
 class TaintedError(MlxdistError):
-    """A node was quarantined that had part in the step: the step is to be done anew, from its first round on."""
+    """A node that had part in the step was quarantined: the step is to be done again, from its first round on."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a node computed for one leaf. `rows`: its row outputs; empty where another node's count."""
+    """A node's answer for one leaf. `rows`: its row outputs; empty where another node's count."""
 
     node: str
     digest: str
@@ -65,10 +65,10 @@ def _draw(text: str) -> float:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """`guilty`: gave wrong numbers. `unlike`: right, but of another bit class than its canary said."""
+class Finding:
+    """`wrong`: gave wrong numbers. `unlike`: right, but of another bit class than its canary said."""
 
-    guilty: tuple[str, ...] = ()
+    wrong: tuple[str, ...] = ()
     unlike: tuple[str, ...] = ()
     undecided: bool = False
 
@@ -76,13 +76,13 @@ class Verdict:
 Alike = Callable[[str, str], bool]  # whether two nodes are of one bit class
 
 
-def judge(answers: Sequence[Answer], alike: Alike, nodes: Sequence[str]) -> Verdict | str:
-    """Who was wrong about a leaf, or whom to ask next: one of `nodes`, those that can work.
+def judge(answers: Sequence[Answer], alike: Alike, nodes: Sequence[str]) -> Finding | str:
+    """The finding about a leaf, or the node to ask next: one of `nodes`, those that can work.
 
-    Where two nodes do not agree, all are asked, and right is what most agree with. Whoever gave another answer is asked
-    again: the same bits again, near the right ones, are those of an honest node of another class; anything else is a
-    fault. Where no two nodes agree, however often they are asked, one that repeats its bits is believed against those
-    that do not.
+    Where two nodes do not agree, all are asked, and right is what most agree with. A node that gave another answer is
+    asked again: the same bits again, near the right ones, are those of a working node of another class; anything else
+    is wrong. Where no two nodes agree, however often they are asked, one that repeats its bits is believed against
+    those that do not.
     """
 
     def agree(one: Answer, other: Answer) -> bool:
@@ -100,29 +100,29 @@ def judge(answers: Sequence[Answer], alike: Alike, nodes: Sequence[str]) -> Verd
     odd = [node for node, given in asked.items() if not all(agree(right, answer) for answer in given)]
     agreed = supporters(right) > 0
     if agreed and not odd:
-        return Verdict()
+        return Finding()
     if ask := next((node for node in nodes if node not in asked), None):
         return ask
-    guilty: list[str] = []
+    wrong: list[str] = []
     unlike: list[str] = []
     if agreed:
         for node in odd:
             given = asked[node]
             if node in again:
                 return node
-            honest = _repeats(given) and distance(right, given[0]) <= TOLERANCE
-            (unlike if honest else guilty).append(node)
-        return Verdict(tuple(guilty), tuple(unlike))
+            near = _repeats(given) and distance(right, given[0]) <= TOLERANCE
+            (unlike if near else wrong).append(node)
+        return Finding(tuple(wrong), tuple(unlike))
     if len(asked) == 1:
-        return Verdict()  # nobody else is there
+        return Finding()  # no other node is there
     if again:
         return again[0]
     steady = [node for node, given in asked.items() if len(given) >= TIMES and _repeats(given)]
     if len(steady) == 1:
-        return Verdict(tuple(node for node in asked if node not in steady))
+        return Finding(tuple(node for node in asked if node not in steady))
     if len(steady) == len(asked) and all(distance(answers[0], answer) <= TOLERANCE for answer in answers):
-        return Verdict(unlike=tuple(asked))
-    return Verdict(undecided=True)
+        return Finding(unlike=tuple(asked))
+    return Finding(undecided=True)
 
 
 def _repeats(given: Sequence[Answer]) -> bool:
@@ -140,13 +140,13 @@ class Audit:
     _turn: int = 0
 
     def plan(self, request: Request, nodes: int) -> Request:
-        """The request with the audited leaves apart; one node alone has nobody to be compared with."""
+        """The request with the audited leaves apart; a single node has no other to be compared with."""
         if not self.share or nodes < 2:
             return request
         return replace(request, apart=chosen(self.share, self.seed, request.step, len(request.leaves)))
 
     def alike(self, canaries: Canaries) -> Alike:
-        """Whether two nodes must agree in every bit."""
+        """The test for two nodes that must agree in every bit."""
 
         def same_class(one: str, other: str) -> bool:
             known = [canaries.get(one, ()), canaries.get(other, ())]
@@ -160,9 +160,9 @@ class Audit:
         answers: Mapping[int, Sequence[Answer]],
         canaries: Canaries,
         spare: Container[str] = (),
-    ) -> tuple[Request | None, dict[int, Verdict]]:
-        """What to ask next of which node, as a request for all open leaves; and the verdicts on the others."""
-        alike, only, verdicts = self.alike(canaries), {}, {}
+    ) -> tuple[Request | None, dict[int, Finding]]:
+        """The next question, as a request for all open leaves with the nodes to ask; and the findings on the others."""
+        alike, only, findings = self.alike(canaries), {}, {}
         for leaf, given in answers.items():
             self._turn += 1
             # Each time another node is the second one; of the first one's class, and no spare one, if there is any.
@@ -171,42 +171,31 @@ class Audit:
             next_ = judge(
                 given, alike, sorted(turned, key=lambda name: (not alike(given[0].node, name), name in spare))
             )
-            if isinstance(next_, Verdict):
-                verdicts[leaf] = next_
+            if isinstance(next_, Finding):
+                findings[leaf] = next_
             else:
                 only[leaf] = (next_, *(name for name in turned if name != next_))
-        return (replace(request, only=only, apart=frozenset(only)) if only else None), verdicts
+        return (replace(request, only=only, apart=frozenset(only)) if only else None), findings
 
     def conclude(
-        self,
-        request: Request,
-        answers: Mapping[int, Sequence[Answer]],
-        verdicts: Mapping[int, Verdict],
-        cluster: Cluster,
-    ) -> bool:
-        """Quarantine who was wrong, name who is unlike; whether the step is to be done anew.
+        self, request: Request, answers: Mapping[int, Sequence[Answer]], findings: Mapping[int, Finding]
+    ) -> tuple[dict[str, str], dict[str, str]]:
+        """The nodes that were wrong, and those that are newly known to be unlike, each with the reason.
 
-        Raises NodeError where nobody agrees with anybody.
+        Where a node was wrong, the step must be done again without it. Raises NodeError where no two nodes agree.
         """
         self.audited += sum(len({answer.node for answer in given}) > 1 for given in answers.values())
-        guilty: dict[str, str] = {}
-        for leaf, verdict in verdicts.items():
-            if verdict.undecided:
+        wrong: dict[str, str] = {}
+        others: dict[str, str] = {}
+        for leaf, finding in findings.items():
+            if finding.undecided:
                 raise undecided(leaf, request, answers[leaf])
-            for name in verdict.guilty:
-                guilty.setdefault(name, guilt(leaf, request, name, answers[leaf]))
-            for name in sorted(set(verdict.unlike) - self.unlike):
+            for name in finding.wrong:
+                wrong.setdefault(name, why_wrong(leaf, request, name, answers[leaf]))
+            for name in sorted(set(finding.unlike) - self.unlike):
                 self.unlike.add(name)
-                what = unlike(leaf, request, name, answers[leaf])
-                cluster.members.tell(
-                    cluster.nodes[name], what, "the promise of this run is a tolerance, not the same bits"
-                )
-        for name, reason in guilty.items():
-            if not cluster.nodes[name].gone:
-                cluster.members.quarantine(cluster.nodes[name], reason)
-        if guilty:
-            cluster.work.forget_step()
-        return bool(guilty)
+                others[name] = why_unlike(leaf, request, name, answers[leaf])
+        return wrong, others
 
 
 def with_rows(current: Round, leaf: int, answers: Iterable[Answer]) -> list[Answer]:
@@ -215,8 +204,8 @@ def with_rows(current: Round, leaf: int, answers: Iterable[Answer]) -> list[Answ
     return [replace(answer, rows=rows) if answer.node == by else answer for answer in answers]
 
 
-def guilt(leaf: int, request: Request, node: str, answers: Iterable[Answer]) -> str:
-    """Why a node is quarantined, with the numbers."""
+def why_wrong(leaf: int, request: Request, node: str, answers: Iterable[Answer]) -> str:
+    """The reason why a node is quarantined, with the numbers."""
     answers = list(answers)
     mine = [answer for answer in answers if answer.node == node]
     others = [answer for answer in answers if answer.node != node]
@@ -225,24 +214,24 @@ def guilt(leaf: int, request: Request, node: str, answers: Iterable[Answer]) -> 
     rows = ", ".join(str(row.row_id) for row in request.leaves[leaf].rows)
     return (
         f"quarantined: its gradient of leaf {leaf} of step {request.step} (rows {rows}) is not that of {names} "
-        f"(relative difference {far:.2g}, asked {len(mine)} times); what it had done of this step is computed anew. "
+        f"(relative difference {far:.2g}, asked {len(mine)} times); what it had done of this step is computed again. "
         "Run `mlxdist selfcheck` there before it takes part again"
     )
 
 
-def unlike(leaf: int, request: Request, node: str, answers: Iterable[Answer]) -> str:
-    """Why the bits of the run depend on who computes what, although the canaries were the same."""
+def why_unlike(leaf: int, request: Request, node: str, answers: Iterable[Answer]) -> str:
+    """The reason why the bits depend on which node computes what, although the canaries were the same."""
     answers = list(answers)
     mine = next(answer for answer in answers if answer.node == node)
     far = max(distance(mine, other) for other in answers if other.node != node)
     return (
-        f"gives leaf {leaf} of step {request.step} other last bits than its like (relative difference {far:.2g}, the "
-        "same each time), although its canary was the same"
+        f"gives leaf {leaf} of step {request.step} other last bits than nodes like it (relative difference "
+        f"{far:.2g}, the same each time), although its canary was the same"
     )
 
 
 def undecided(leaf: int, request: Request, answers: Iterable[Answer]) -> NodeError:
-    """Nobody agrees with anybody."""
+    """The error when no two nodes agree."""
     names = " and ".join(sorted({answer.node for answer in answers}))
     rows = ", ".join(str(row.row_id) for row in request.leaves[leaf].rows)
     return NodeError(

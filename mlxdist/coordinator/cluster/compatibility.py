@@ -1,4 +1,4 @@
-"""Whether a node is like the first one: its packages, model files and adapter tensors, refused with both values."""
+"""Checks that a node has the packages, model files and adapter tensors of the first one; refusals name both values."""
 
 from collections.abc import Mapping
 
@@ -8,14 +8,14 @@ from mlxdist.protocol.errors import MismatchError
 
 
 def check_versions(name: str, mine: Mapping[str, str], theirs: Mapping[str, str]) -> None:
-    """Raise MismatchError for a package that is not of the coordinator's version."""
+    """Raises MismatchError for a package that is not of the coordinator's version."""
     for package, version in mine.items():
         if (other := theirs.get(package, "absent")) != version:
             raise MismatchError(f"{name} has {package} {other}, the coordinator {version}: install the same version")
 
 
 def check_model(name: str, first: m.Loaded, theirs: m.Loaded) -> None:
-    """Raise MismatchError for other model files or adapter tensors than those of the first node."""
+    """Raises MismatchError for other model files or adapter tensors than those of the first node."""
     if theirs.model_hash != first.model_hash:
         raise MismatchError(
             f"{name} has another model: hash {theirs.model_hash[:12]}, the run's is {first.model_hash[:12]}; copy the "

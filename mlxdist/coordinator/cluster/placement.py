@@ -1,6 +1,7 @@
-"""Who gets what is pending, and who gets a copy of what is late. Pure: states and times in, gifts out.
+"""Places pending leaves, and copies of late ones, on nodes. Pure: states and times in, placements out.
 
-A leaf that was in work at two deaths, or that gave NaN, goes alone to one idle node; the other runs go to all by speed.
+A leaf that was in work when two workers ended, or that gave NaN, goes alone to one idle node; the other spans go to
+all by speed.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,38 +13,38 @@ from mlxdist.coordinator.schedule.assign import NodeSeconds, assign
 from mlxdist.coordinator.schedule.rounds import Assignment, Round, joined_spans, parted, without
 from mlxdist.protocol.tree import Span
 
-ALONE_AFTER = 2  # deaths with the same leaf in work
+ALONE_AFTER = 2  # workers that ended with the same leaf in work
 
-Split = Callable[[Mapping[str, NodeSeconds]], dict[str, Span]]
+Assigner = Callable[[Mapping[str, NodeSeconds]], dict[str, Span]]
 
 
 @dataclass(frozen=True)
 class Placement:
-    """A run for a node."""
+    """A span of leaves for a node."""
 
     node: str
-    run: Span
+    span: Span
     alone: bool = False
     copy: bool = False
 
 
 def suspicious(round_: Round) -> list[int]:
     """The pending leaves that are to be tried alone."""
-    marked = {leaf for leaf, deaths in round_.deaths.items() if deaths >= ALONE_AFTER} | round_.nonfinite.keys()
-    return sorted(leaf for leaf in marked if any(run.start <= leaf < run.stop for run in round_.pending))
+    marked = {leaf for leaf, crashes in round_.crashes.items() if crashes >= ALONE_AFTER} | round_.nonfinite.keys()
+    return sorted(leaf for leaf in marked if any(span.start <= leaf < span.stop for span in round_.pending))
 
 
-def share(
-    round_: Round, nodes: Sequence[Node], seconds: Mapping[str, NodeSeconds], split: Split = assign
+def place(
+    round_: Round, nodes: Sequence[Node], seconds: Mapping[str, NodeSeconds], assigner: Assigner = assign
 ) -> Iterator[Placement]:
-    """Gifts of what is pending, to nodes that can work. What finds no node now stays pending."""
+    """Placements of what is pending, to nodes that can work. What finds no node now stays pending."""
     idle = [node for node in nodes if round_.finished(node.name)]
     # One whose partials wait for room has nothing in work, and may wait for the very leaf that is to go alone.
     resting = [node for node in nodes if round_.in_work(node.name) is None]
-    runs, able = list(round_.pending), list(nodes)
+    spans, able = list(round_.pending), list(nodes)
     for leaf in suspicious(round_):
         alone = Span(leaf, leaf + 1)
-        runs = [rest for run in runs for rest in without(run, alone)]
+        spans = [rest for span in spans for rest in without(span, alone)]
         failed = round_.nonfinite.get(leaf, [])
         others = [node for node in able if node.name not in failed] or able  # one node: once more there
         if taker := next((node for node in sorted(resting, key=lambda node: node not in idle) if node in others), None):
@@ -51,34 +52,34 @@ def share(
             idle = [node for node in idle if node is not taker]
             yield Placement(taker.name, alone, alone=True)
             nodes = [node for node in nodes if node is not taker]
-    takers = [node for node in nodes if not any(attempt.alone for attempt in round_.of(node.name))]
+    takers = [node for node in nodes if not any(assignment.alone for assignment in round_.of(node.name))]
     if not takers:
         return
     request = round_.request
     if request.only is not None:
-        yield from _as_asked(runs, request.only, [node.name for node in takers])
+        yield from _as_asked(spans, request.only, [node.name for node in takers])
         return
-    for run in runs:
-        if run == Span(0, len(request.leaves)):
-            gifts = split({node.name: seconds[node.name] for node in takers})
+    for span in spans:
+        if span == Span(0, len(request.leaves)):
+            placements = assigner({node.name: seconds[node.name] for node in takers})
         else:
             first_idle = sorted(takers, key=lambda node: node not in idle)
-            gifts = assign({node.name: _later(round_, node.name, seconds[node.name]) for node in first_idle}, run)
-        for name, part in gifts.items():
+            placements = assign({node.name: _later(round_, node.name, seconds[node.name]) for node in first_idle}, span)
+        for name, part in placements.items():
             yield from (Placement(name, piece) for piece in parted(part, request.apart))
 
 
 def _later(round_: Round, name: str, seconds: NodeSeconds) -> NodeSeconds:
-    """A node that has work begins anything else after it."""
-    left = [attempt.unanswered for attempt in round_.of(name)]
+    """The node's seconds, counted from the end of the work that it has."""
+    left = [assignment.unanswered for assignment in round_.of(name)]
     if not left:
         return seconds
     return replace(seconds, start=sum(seconds.leaves[leaf] for leaves in left for leaf in leaves))
 
 
-def _as_asked(runs: Sequence[Span], only: Mapping[int, Sequence[str]], names: Sequence[str]) -> Iterator[Placement]:
-    """Leaves that were asked of certain nodes: each to the first of its own that can work, else to anyone."""
-    for leaf in (leaf for run in runs for leaf in range(run.start, run.stop)):
+def _as_asked(spans: Sequence[Span], only: Mapping[int, Sequence[str]], names: Sequence[str]) -> Iterator[Placement]:
+    """Places leaves that were asked of certain nodes: each on the first of these that can work, else on any other."""
+    for leaf in (leaf for span in spans for leaf in range(span.start, span.stop)):
         yield Placement(next((name for name in only[leaf] if name in names), names[0]), Span(leaf, leaf + 1))
 
 
@@ -86,18 +87,19 @@ def copies(round_: Round, nodes: Sequence[Node], slow: Callable[[Assignment], bo
     """Copies of what is late, for nodes that have nothing to do; nothing is copied twice."""
     if round_.pending:
         return
-    idle = sorted((node for node in nodes if round_.finished(node.name)), key=lambda node: -node.tokens_per_second)
-    copied = {piece for attempt in round_.attempts.values() if attempt.copy for piece in attempt.missing}
-    for attempt in list(round_.attempts.values()):
+    idle = [node for node in nodes if round_.finished(node.name)]
+    idle.sort(key=lambda node: -node.speed.tokens_per_second)
+    copied = {piece for assignment in round_.assignments.values() if assignment.copy for piece in assignment.missing}
+    for assignment in list(round_.assignments.values()):
         if not idle:
             return
-        left = joined_spans(attempt.missing - copied)
-        if left and not attempt.copy and not attempt.alone and slow(attempt):
+        left = joined_spans(assignment.missing - copied)
+        if left and not assignment.copy and not assignment.alone and slow(assignment):
             yield Placement(idle.pop(0).name, left[-1], copy=True)
 
 
 def too_slow(name: str, seconds: Mapping[str, NodeSeconds], given: Mapping[str, Span]) -> str:
-    """Why a node that a split left out costs more than it brings, with the numbers.
+    """The reason why a node that got nothing costs more than it brings, with the numbers.
 
     Empty when one like the slowest of the others would have got nothing either: the step has too few leaves for it.
     """
@@ -105,7 +107,7 @@ def too_slow(name: str, seconds: Mapping[str, NodeSeconds], given: Mapping[str, 
     slowest = max(given, key=lambda other: sum(seconds[other].leaves))
     if name not in assign({**seconds, name: seconds[slowest]}):
         return ""
-    step = max(seconds[other].of(run) for other, run in given.items())
+    step = max(seconds[other].of(span) for other, span in given.items())
     here, there = fmean(mine.leaves), fmean(seconds[slowest].leaves)
     return (
         f"costs more than it brings: a leaf takes {here:.2g} s there, {there:.2g} s on {slowest}, and its "

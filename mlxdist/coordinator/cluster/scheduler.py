@@ -1,51 +1,65 @@
-"""The round in work: what is given to whom, what is late, what is lost. Values in, gifts out; no messages, no clock."""
+"""The round in work: which node computes which leaves, what is late, what is lost. No messages, no clock."""
 
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mlxdist.coordinator.cluster.node import Node
-from mlxdist.coordinator.cluster.placement import ALONE_AFTER, Placement, Split, copies, share, too_slow
-from mlxdist.coordinator.cluster.settings import Rules
+from mlxdist.coordinator.cluster.events import Event, NodeNews, news_of
+from mlxdist.coordinator.cluster.node import Node, ready
+from mlxdist.coordinator.cluster.placement import ALONE_AFTER, Assigner, Placement, copies, place, too_slow
+from mlxdist.coordinator.cluster.settings import ClusterSettings
 from mlxdist.coordinator.schedule.assign import NodeSeconds, assign
-from mlxdist.coordinator.schedule.deadlines import Patience
+from mlxdist.coordinator.schedule.deadlines import Deadlines
 from mlxdist.coordinator.schedule.node_speeds import Pacing
 from mlxdist.coordinator.schedule.rounds import Assignment, Request, Round, begin_round, joined_spans, leaf_tokens
-from mlxdist.protocol.errors import MlxdistError, NodeError, NonFiniteError
+from mlxdist.protocol.errors import MlxdistError, NodeError, NonFiniteError, StaleError
+from mlxdist.protocol.leaves import Leaf
 from mlxdist.protocol.tree import Span
 
-FATAL_DEATHS = ALONE_AFTER + 1
+FATAL_CRASHES = ALONE_AFTER + 1
 FATAL_NONFINITE = 2
-MOST_ACQUITTALS = 3  # of a leaf: one that silences every node for a while must not go round for ever
-TRIED_AGAIN = 20  # steps after which a node that was left out is measured anew, each time
+MOST_FALSE_ALARMS = 3  # of a leaf: one that silences every node for a while must not go round for ever
+TRIED_AGAIN = 20  # steps after which a node that was left out is measured again, each time
 TRIED_SOON = (2, 4, 8)  # and at first: what left it out may have been noise
 TOLD_AFTER = 3  # steps without a node, until it is said
 
 
 @dataclass
-class Work:
-    """One round after another. `failure` is what no other node could mend."""
+class Scheduler:
+    """The work of one round after another. `failure`: an error that no other node could make good."""
 
-    rules: Rules
-    split: Split = assign
+    settings: ClusterSettings
+    assigner: Assigner = assign
     round: Round | None = None
     failure: MlxdistError | None = None
     leaves_recomputed: int = 0  # of the rounds before
-    paused: bool = False
+    paused_at: float | None = None  # since when too few nodes can work
     spare: dict[str, int] = field(default_factory=dict)  # nodes that the last steps left out: in how many
-    left_out: deque[tuple[str, str]] = field(default_factory=deque)  # who costs more than it brings, and why
-    _told: set[str] = field(default_factory=set)  # who costs more than it brings
+    _told: set[str] = field(default_factory=set)  # nodes of which it was said that they cost more than they bring
     pacing: Pacing = field(default_factory=Pacing)
     _seconds: dict[str, NodeSeconds] = field(default_factory=dict)
     _attempts: int = 0
-    patience: Patience = field(init=False)
+    deadlines: Deadlines = field(init=False)
 
     def __post_init__(self) -> None:
-        rules = self.rules
-        self.patience = Patience(rules.progress_seconds, rules.progress_factor, rules.first_seconds)
+        timing = self.settings.timing
+        self.deadlines = Deadlines(timing.progress_seconds, timing.progress_factor, timing.start_timeout)
+
+    def current(self) -> Round:
+        """The round in work, or the last one. Raises StaleError before the first."""
+        if self.round is None:
+            raise StaleError("no step is in work")
+        return self.round
+
+    def busy(self, name: str) -> bool:
+        """True if this node has anything to do."""
+        return self.round is not None and not self.round.finished(name)
+
+    def in_work(self, name: str) -> Leaf | None:
+        """The leaf that this node computes now."""
+        return self.round.in_work(name) if self.round is not None else None
 
     def begin(self, request: Request) -> Round:
-        """The next round: all of it is pending."""
+        """Begins the next round: all of it is pending."""
         assert self.round is None or self.round.complete, "one round at a time"
         if self.round is not None:
             self.leaves_recomputed += self.round.recomputed
@@ -53,36 +67,51 @@ class Work:
         return self.round
 
     def forget_step(self) -> None:
-        """What was done of the step does not count: its rounds begin anew."""
+        """Forgets what was done of the step: its rounds begin again."""
         assert self.round is not None
         assert self.round.complete
         self.leaves_recomputed += self.round.recomputed + len(self.round.request.leaves)
         self.round = None
 
-    def share_out(self, nodes: Sequence[Node], there: int, now: float) -> Iterator[Assignment]:
-        """Give what is pending to the nodes that can work, unless those that are `there` are too few."""
+    def place(self, nodes: Mapping[str, Node], now: float) -> list[Event]:
+        """Gives what is pending to the nodes that can work, unless there are too few nodes: then the run pauses."""
         if self.round is None or not self.round.pending:
-            return
-        self.paused = there < self.rules.min_nodes
-        if self.paused or not nodes:
-            return
+            return []
+        events = self._pause_or_go_on(sum(node.there for node in nodes.values()), now)
+        able = ready(nodes)
+        if self.paused_at is not None or not able:
+            return events
         request = self.round.request
         gradient = request.verb == "gradient" and request.only is None
         whole = gradient and self.round.pending == [Span(0, len(request.leaves))]
-        speeds = {node.name: node.speed for node in nodes}
-        here = [node.name for node in nodes if node.adapter_here == request.adapter_version]
-        self._seconds = self.pacing.seconds(request.verb, request.jobs, speeds, here)
-        yield from [self._give(gift, nodes, now) for gift in list(share(self.round, nodes, self._seconds, self.split))]
+        speeds = {node.name: node.speed for node in able}
+        here = [node.name for node in able if node.worker.adapter_here == request.adapter_version]
+        self._seconds = self.pacing.seconds(request.verb, request.leaf_sizes, speeds, here)
+        for placement in list(place(self.round, able, self._seconds, self.assigner)):
+            events.append(self._give(placement, nodes, now))
         if whole and not self.round.pending:
-            yield from [self._give(gift, nodes, now) for gift in list(self._look_at_spares(nodes))]
+            events += self._look_at_spares(able, nodes, now)
+        return events
 
-    def _look_at_spares(self, nodes: Sequence[Node]) -> Iterator[Placement]:
-        """Count and name the nodes that the step does without; now and then one gets a copy, to be measured anew."""
+    def _pause_or_go_on(self, there: int, now: float) -> list[Event]:
+        what = f"{there} of at least {self.settings.min_nodes} nodes can work"
+        if there < self.settings.min_nodes and self.paused_at is None:
+            self.paused_at = now
+            return [NodeNews("", "paused", f"paused: {what}", action="waiting for more")]
+        if there >= self.settings.min_nodes and self.paused_at is not None:
+            seconds, self.paused_at = now - self.paused_at, None
+            return [NodeNews("", "training", f"going on after {seconds:.3g} s: {what}", seconds=seconds)]
+        return []
+
+    def _look_at_spares(self, able: Sequence[Node], nodes: Mapping[str, Node], now: float) -> list[Event]:
+        """Counts and names the nodes that the step does without; now and then one gets a copy, to be measured again."""
         assert self.round is not None
-        names = sorted({attempt.node for attempt in self.round.attempts.values()})
-        given = {name: joined_spans(attempt.run for attempt in self.round.of(name))[0] for name in names}
+        names = sorted({assignment.node for assignment in self.round.assignments.values()})
+        given = {name: joined_spans(assignment.span for assignment in self.round.of(name))[0] for name in names}
         self.spare = {name: times for name, times in self.spare.items() if name not in given}
-        for node in [node for node in nodes if node.name not in given]:
+        news: list[Event] = []
+        copied: list[Event] = []
+        for node in [node for node in able if node.name not in given]:
             self.spare[node.name] = self.spare.get(node.name, 0) + 1
             times = self.spare[node.name]
             told = times < TOLD_AFTER or node.name in self._told
@@ -91,85 +120,99 @@ class Work:
                 continue
             if not told:
                 self._told.add(node.name)
-                self.left_out.append((node.name, why))
+                what = "it gets no leaves for now, stays as a spare"
+                news.append(news_of(node, why, f"{what} and is tried again at least every {TRIED_AGAIN} steps"))
             if again:
                 node.speed.doubt()
-                missing = [piece for attempt in self.round.attempts.values() for piece in attempt.missing]
-                yield Placement(node.name, min(missing, key=lambda piece: (len(piece), -piece.start)), copy=True)
+                missing = [piece for assignment in self.round.assignments.values() for piece in assignment.missing]
+                piece = min(missing, key=lambda piece: (len(piece), -piece.start))
+                copied.append(self._give(Placement(node.name, piece, copy=True), nodes, now))
+        return [*copied, *news]
 
-    def copy_late(self, nodes: Sequence[Node], now: float) -> Iterator[Assignment]:
-        """Copies of what takes much longer than its node usually needs."""
-        if self.round is None:
-            return
+    def copy_late(self, nodes: Mapping[str, Node], now: float) -> list[Event]:
+        """Gives copies of what takes much longer than its node usually needs."""
+        current, timing = self.round, self.settings.timing
+        if current is None:
+            return []
 
-        def slow(attempt: Assignment) -> bool:
-            allowed = self.rules.beat_seconds + self.rules.copy_factor * attempt.expected
-            return attempt.expected > 0 and now - attempt.began > allowed
+        def slow(assignment: Assignment) -> bool:
+            allowed = timing.beat_seconds + timing.copy_factor * assignment.expected
+            return assignment.expected > 0 and now - assignment.began > allowed
 
-        yield from [self._give(gift, nodes, now) for gift in list(copies(self.round, nodes, slow))]
+        events: list[Event] = []
+        for placement in list(copies(current, ready(nodes), slow)):
+            copy = self._give(placement, nodes, now)
+            late = next(one for one in current.assignments.values() if not one.copy and one.missing & copy.missing)
+            what = f"leaves {copy.span} take long there"
+            events += [news_of(nodes[late.node], what, f"{copy.node} computes them too"), copy]
+        return events
 
-    def _give(self, gift: Placement, nodes: Sequence[Node], now: float) -> Assignment:
+    def _give(self, placement: Placement, nodes: Mapping[str, Node], now: float) -> Assignment:
         assert self.round is not None
         self._attempts += 1
-        node = next(node for node in nodes if node.name == gift.node)
+        node = nodes[placement.node]
         before = self.round.of(node.name)
         if not before:
-            node.progressed = now
-        attempt = self.round.give(self._attempts, gift.node, gift.run, alone=gift.alone, copy=gift.copy)
-        attempt.began = now
+            node.worker.progressed = now
+        assignment = self.round.give(
+            self._attempts, node.name, placement.span, alone=placement.alone, copy=placement.copy
+        )
+        assignment.began = now
         if node.speed.known and node.name in self._seconds:
-            attempt.expected = self._seconds[node.name].of(gift.run) + sum(one.expected for one in before)
-        return attempt
+            assignment.expected = self._seconds[node.name].of(placement.span) + sum(one.expected for one in before)
+        return assignment
 
     def stuck(self, node: Node, now: float) -> float | None:
         """Seconds for which a node with work has done nothing, when they are too many."""
-        attempts = self.round.of(node.name) if self.round is not None else []
-        if not attempts and not node.cancelled:
+        assignments = self.round.of(node.name) if self.round is not None else []
+        if not assignments and not node.worker.cancelled:
             return None
-        leaf = attempts[0].in_work if attempts else None
-        idle = now - node.progressed
+        leaf = assignments[0].in_work if assignments else None
+        idle = now - node.worker.progressed
         if leaf is None or self.round is None:  # its partial travels, or it is to let go of a leaf
-            limit = self.patience.limit(0, 0, first=True)
+            limit = self.deadlines.limit(0, 0, first=True)
         else:
             tokens = leaf_tokens(self.round.request.leaves[leaf])
-            limit = self.patience.limit(sum(tokens), max(tokens), first=not node.leaves_done)
+            limit = self.deadlines.limit(sum(tokens), max(tokens), first=not node.worker.leaves_done)
         return idle if idle > limit else None
 
     def lost(self, name: str, blame: bool) -> list[Span]:
-        """A node's worker is gone: the runs that are pending again. A leaf at its third death, alone, is a failure.
+        """Takes back what a node had whose worker is gone; returns the spans that are pending again.
 
-        `blame`: the leaf in work may be the cause; not so when the node left, or was turned away.
+        `blame`: the leaf in work may be the cause; not so when the node left, or was turned away. A leaf at its third
+        crash, with nothing else in work, is a failure.
         """
         if self.round is None:
             return []
-        runs, attempt = self.round.lost(name)
-        self.round.charged.pop(name, None)
-        leaf = attempt.in_work if attempt is not None and blame else None
-        if attempt is None or leaf is None:
-            return runs
-        self.round.deaths[leaf] += 1
-        self.round.charged[name] = leaf
-        if attempt.alone and self.round.deaths[leaf] >= FATAL_DEATHS:  # beside other work it may be the innocent one
+        spans, assignment = self.round.lost(name)
+        self.round.blamed_leaf.pop(name, None)
+        leaf = assignment.in_work if assignment is not None and blame else None
+        if assignment is None or leaf is None:
+            return spans
+        self.round.crashes[leaf] += 1
+        self.round.blamed_leaf[name] = leaf
+        # Beside other leaves it may not be the cause.
+        if assignment.alone and self.round.crashes[leaf] >= FATAL_CRASHES:
             self.failure = NodeError(
-                f"{FATAL_DEATHS} workers ended while they computed {self._leaf(leaf)}, the last one with nothing else "
+                f"{FATAL_CRASHES} workers ended while they computed {self._leaf(leaf)}, the last one with nothing else "
                 "in work: look at the workers' last lines in the logs, and shorten or leave out these rows",
                 leaf=leaf,
             )
-        return runs
+        return spans
 
-    def survived(self, name: str) -> None:
-        """A worker that seemed lost is still there: it was the network, and no death of the leaf that it had."""
-        leaf = self.round.charged.pop(name, None) if self.round is not None else None
-        if self.round is not None and leaf is not None and self.round.acquittals[leaf] < MOST_ACQUITTALS:
-            self.round.acquittals[leaf] += 1
-            self.round.deaths[leaf] -= 1
+    def false_alarm(self, name: str) -> None:
+        """Takes back the blame of the leaf at which a node was lost: its worker is still there, the network failed."""
+        leaf = self.round.blamed_leaf.pop(name, None) if self.round is not None else None
+        if self.round is not None and leaf is not None and self.round.false_alarms[leaf] < MOST_FALSE_ALARMS:
+            self.round.false_alarms[leaf] += 1
+            self.round.crashes[leaf] -= 1
 
-    def nonfinite(self, attempt: Assignment, leaf: int) -> str:
-        """A leaf gave NaN or Inf: it is computed elsewhere; the same again is a failure. Returns what to say."""
+    def nonfinite(self, assignment: Assignment, leaf: int) -> str:
+        """Has a leaf that gave NaN or Inf computed elsewhere; the same again is a failure. Returns what to say."""
         assert self.round is not None
         nodes = self.round.nonfinite.setdefault(leaf, [])
-        nodes.append(attempt.node)
-        self.round.drop(attempt)
+        nodes.append(assignment.node)
+        self.round.drop(assignment)
         self.round.recomputed += 1
         if len(nodes) >= FATAL_NONFINITE:
             self.failure = NonFiniteError(
@@ -183,8 +226,3 @@ class Work:
         assert self.round is not None
         ids = dict.fromkeys(str(row.row_id) for row in self.round.request.leaves[index].rows)
         return f"leaf {index} of step {self.round.request.step} (rows {', '.join(ids)})"
-
-
-def said(runs: Sequence[Span]) -> str:
-    """'leaves [3, 5) go to others', or nothing."""
-    return f"leaves {', '.join(map(str, runs))} go to others" if runs else ""

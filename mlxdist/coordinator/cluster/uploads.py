@@ -2,60 +2,55 @@
 
 At most `limit` buffers (nodes + 1) are held at a time, counting those that wait in the sum; beyond it only the partial
 with the lowest unfinished leaf is let in, which the sum can always use, and of those `reserve` (1 + ceil(log2 M)). So a
-step of M leaves never holds more than nodes + 2 + ceil(log2 M) vectors, and never waits for ever: when so many are held
-and none is arriving, more than ceil(log2 M) are below the lowest unfinished leaf, where the sum needs fewer.
+step of M leaves never holds more than nodes + 2 + ceil(log2 M) vectors. It never waits for ever either: when so many
+are held and none is arriving, more than ceil(log2 M) are below the lowest unfinished leaf, where the sum needs fewer.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-import numpy as np
-
+from mlxdist.coordinator.cluster.buffers import BufferPool
 from mlxdist.protocol.errors import StaleError, WireError
 from mlxdist.protocol.messages import VectorOffer
 from mlxdist.protocol.vectors import IncomingVector, Vector, block_count
 
 
 class DamagedError(WireError):
-    """A vector came whole, and with another hash."""
+    """All blocks of a vector came, and its hash is another."""
 
 
 @dataclass
 class Uploads:
-    """Offers that wait, vectors that arrive, buffers that are free."""
+    """Offers that wait, and vectors that arrive, by node and stream."""
 
+    pool: BufferPool
     limit: int = 2
     reserve: int = 1  # how many more the lowest ones may take
-    held: int = 0
-    most_held: int = 0
     _waiting: dict[tuple[str, int], VectorOffer] = field(default_factory=dict)
     _arriving: dict[tuple[str, int], tuple[VectorOffer, IncomingVector]] = field(default_factory=dict)
     _newest: dict[str, int] = field(default_factory=dict)  # the last stream that each worker has offered
-    _free: list[Vector] = field(default_factory=list)
 
     def offer(self, name: str, offer: VectorOffer) -> None:
-        """A node has a partial. Raises WireError for a stream that is under way already."""
+        """Notes that a node has a partial. Raises WireError for a stream that is under way already."""
         if (name, offer.stream) in self._waiting or (name, offer.stream) in self._arriving:
             raise WireError(f"vector {offer.stream} of {name} was offered before")
         self._waiting[name, offer.stream] = offer
         self._newest[name] = max(offer.stream, self._newest.get(name, 0))
 
     def admit(self, lowest_missing: int) -> Iterator[tuple[str, int, int]]:
-        """Let in what there is room for: (node, stream, credit) of each."""
+        """Lets in what there is room for: yields (node, stream, credit) of each."""
         for key, offer in sorted(self._waiting.items(), key=lambda item: item[1].start):
             # A copy of what arrives already may overtake it, but not with the room that is kept for the lowest one.
             lowest = offer.start == lowest_missing and not self._arrives(offer)
-            if self.held >= self.limit + (self.reserve if lowest else 0):
+            if self.pool.held >= self.limit + (self.reserve if lowest else 0):
                 break
             del self._waiting[key]
-            self.held += 1
-            self.most_held = max(self.most_held, self.held)
-            vector = IncomingVector(offer.stream, self._buffer(offer.elements))
+            vector = IncomingVector(offer.stream, self.pool.take(offer.elements))
             self._arriving[key] = (offer, vector)
             yield *key, vector.upto
 
     def block(self, name: str, stream: int, index: int, payload: memoryview) -> int:
-        """Take one block; returns the new credit.
+        """Takes one block; returns the new credit.
 
         Raises StaleError for a block of what was thrown away meanwhile, WireError for one that was never let in.
         """
@@ -64,7 +59,7 @@ class Uploads:
         return vector.upto
 
     def end(self, name: str, stream: int, digest: str) -> tuple[VectorOffer, Vector]:
-        """The vector is whole: what it was offered as, and its buffer.
+        """Takes the end of a vector: returns its offer and its buffer.
 
         Raises DamagedError, its buffer free again, when the hash differs; WireError when blocks are missing, and
         StaleError for what was thrown away meanwhile.
@@ -85,11 +80,11 @@ class Uploads:
         return [key[1] for key, (offer, _) in self._arriving.items() if key[0] == name and offer.stop == stop]
 
     def stalled(self, name: str) -> bool:
-        """Whether the node waits for room, and for nothing of its own."""
+        """True if the node waits for room, and for nothing of its own."""
         return any(key[0] == name for key in self._waiting) and not any(key[0] == name for key in self._arriving)
 
     def not_needed(self, needed: Callable[[VectorOffer], bool]) -> Iterator[tuple[str, int]]:
-        """Throw away what is offered or arrives and is not needed any more: (node, stream) of each."""
+        """Throws away what is offered or arrives and is not needed any more: yields (node, stream) of each."""
         for key in [key for key, offer in self._waiting.items() if not needed(offer)]:
             del self._waiting[key]
             yield key
@@ -97,13 +92,8 @@ class Uploads:
             self._free_again(key)
             yield key
 
-    def release(self, buffer: Vector) -> None:
-        """A buffer that is summed away."""
-        self.held -= 1
-        self._free.append(buffer)
-
     def drop(self, name: str) -> None:
-        """The node's worker is gone: its offers and half partials are thrown away."""
+        """Throws away the offers and half partials of a node whose worker is gone."""
         for key in [key for key in self._waiting if key[0] == name]:
             del self._waiting[key]
         for key in [key for key in self._arriving if key[0] == name]:
@@ -112,7 +102,7 @@ class Uploads:
 
     def _free_again(self, key: tuple[str, int]) -> None:
         _, vector = self._arriving.pop(key)
-        self.release(vector.buffer)
+        self.pool.give_back(vector.buffer)
 
     def _arrives(self, offer: VectorOffer) -> bool:
         return any((one.start, one.stop) == (offer.start, offer.stop) for one, _ in self._arriving.values())
@@ -123,10 +113,3 @@ class Uploads:
         if (name, stream) not in self._waiting and 0 < stream <= self._newest.get(name, 0):
             raise StaleError(f"vector {stream} of {name} is not needed any more")
         raise WireError(f"vector {stream} of {name} was not let in")
-
-    def _buffer(self, elements: int) -> Vector:
-        while self._free:
-            buffer = self._free.pop()
-            if len(buffer) == elements:
-                return buffer
-        return np.empty(elements, np.float32)

@@ -10,11 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
-import numpy as np
-
 from mlxdist.coordinator.cluster.audit import Answer, Audit, TaintedError, answer_of, with_rows
 from mlxdist.coordinator.cluster.cluster import Cluster
-from mlxdist.coordinator.cluster.settings import NodeNews
+from mlxdist.coordinator.cluster.events import NodeNews
 from mlxdist.coordinator.fleet.launch import Ended
 from mlxdist.coordinator.fleet.sleep_detector import Absence
 from mlxdist.coordinator.schedule.rounds import Request, Round, RowOutputs
@@ -32,7 +30,7 @@ GOODBYE_SECONDS = 2.0
 
 
 class Fleet:
-    """All nodes behind one door."""
+    """All nodes of a run."""
 
     def __init__(
         self,
@@ -52,8 +50,7 @@ class Fleet:
         self._changed = threading.Condition()
         self._closing = False
         self._absence = Absence(clock, wall)
-        self._lent: Vector | None = None  # the last sum, given back at the next request
-        self._freed: list[Vector] = []
+        self._pool = cluster.transfers.pool
         self._thread = threading.Thread(target=self._carry, name="poller", daemon=True) if threaded else None
         if self._thread is not None:
             self._thread.start()
@@ -65,7 +62,7 @@ class Fleet:
         return self._wait(lambda: self._cluster.introduction)
 
     def wait_for_nodes(self, expected: int, min_nodes: int, timeout: float) -> int:
-        """Wait for all `expected` nodes, or after `timeout` seconds go on with `min_nodes`; how many are ready.
+        """Waits for all `expected` nodes, or after `timeout` seconds for `min_nodes`; returns how many are ready.
 
         Raises NodeError when there are fewer by then.
         """
@@ -87,7 +84,7 @@ class Fleet:
         return self._wait(enough)
 
     def send_adapter(self, version: int, vector: Vector) -> None:
-        """Start a new adapter version on its way to all nodes. `vector` must not change afterwards."""
+        """Starts a new adapter version on its way to all nodes. `vector` must not change afterwards."""
         with self._at_this_time() as cluster:
             cluster.set_adapter(version, vector)
         self._hub.wake()
@@ -101,50 +98,55 @@ class Fleet:
     def gradient(self, request: Request) -> tuple[Vector, Sequence[RowOutputs]]:
         """The grad_sum over all leaves, and each leaf's row outputs. The vector is valid until the next call.
 
-        Raises TaintedError when an audit has found a node whose numbers were wrong: ask for the whole step anew.
+        Raises TaintedError when an audit has found a node whose numbers were wrong: ask for the whole step again.
         """
         with self._changed:
             request = self._audit.plan(request, len(self._cluster.ready()))
-        self._take_back_sum()
+        self._pool.end_loan()
         current = self._begin(request)
-        total = TreeSum(len(request.leaves), self._add)
+        total = TreeSum(len(request.leaves), self._pool.add)
         answers: dict[int, list[Answer]] = {}
         for span, vector in self._partials(current):
             if span.start in request.apart:
                 answers[span.start] = [answer_of(current.senders[span], vector)]
             total.put(span, vector)
-        self._lent = total.result
+        gradient, outputs = self._pool.lend(total.result), current.outputs_in_row_order()
         if answers:
             self._look_twice(request, {leaf: with_rows(current, leaf, one) for leaf, one in answers.items()})
-        return total.result, current.outputs_in_row_order()
+        return gradient, outputs
 
     def _look_twice(self, request: Request, answers: dict[int, list[Answer]]) -> None:
-        """Have the audited leaves computed on other nodes until it is known who is right."""
+        """Has the audited leaves computed on other nodes until it is known which is right, and acts on it."""
         while True:
             with self._changed:
                 canaries = {node.name: node.canary for node in self._cluster.ready()}
-                spare = set(self._cluster.work.spare)
-            question, verdicts = self._audit.questions(request, answers, canaries, spare)
+                spare = set(self._cluster.scheduler.spare)
+            question, findings = self._audit.questions(request, answers, canaries, spare)
             if question is None:
                 break
             current = self._begin(question)
             for span, vector in self._partials(current):
                 answers[span.start] += with_rows(current, span.start, [answer_of(current.senders[span], vector)])
-                self._freed.append(vector)
-        with self._changed:
-            tainted = self._audit.conclude(request, answers, verdicts, self._cluster)
-        if tainted:
-            raise TaintedError("a node that had part in the step was quarantined")
+                self._pool.give_back(vector)
+        wrong, unlike = self._audit.conclude(request, answers, findings)
+        with self._at_this_time() as cluster:
+            for name, what in unlike.items():
+                cluster.tell(name, what, "the promise of this run is a tolerance, not the same bits")
+            for name, reason in wrong.items():
+                cluster.quarantine(name, reason)
+            if wrong:
+                cluster.scheduler.forget_step()
+                raise TaintedError("a node that had part in the step was quarantined")
 
     def score(self, request: Request) -> Sequence[RowOutputs]:
         """Each leaf's row outputs."""
-        self._take_back_sum()
+        self._pool.end_loan()
         current = self._begin(request)
         self._wait(lambda: True if current.complete else None)
         return current.outputs_in_row_order()
 
     def promise(self) -> Promise:
-        """What may be said of the bits, from the canaries of the nodes that have answered."""
+        """The promise about the bits, from the canaries of the nodes that have answered."""
         with self._changed:
             return promise({node.name: node.canary for node in self._cluster.nodes.values() if node.canary})
 
@@ -152,7 +154,7 @@ class Fleet:
         """Leaves that were computed, or begun, more than once so far: after a loss, or as copies of late ones."""
         with self._changed:
             current = self._cluster.round
-            return self._cluster.work.leaves_recomputed + (current.recomputed if current is not None else 0)
+            return self._cluster.scheduler.leaves_recomputed + (current.recomputed if current is not None else 0)
 
     @property
     def audited(self) -> int:
@@ -167,16 +169,11 @@ class Fleet:
     def node_speeds(self) -> dict[str, float]:
         """Measured tokens per second, padding included, of every node that has worked."""
         with self._changed:
-            speeds = {node.name: node.tokens_per_second for node in self._cluster.ready()}
+            speeds = {node.name: node.speed.tokens_per_second for node in self._cluster.ready()}
         return {name: speed for name, speed in speeds.items() if speed}
 
-    @property
-    def most_vectors_held(self) -> int:
-        """The largest number of partials that the coordinator held at a time."""
-        return self._cluster._uploads.most_held
-
     def close(self, reason: str) -> None:
-        """Say goodbye to all nodes, wait a moment for their answers, and close the ports."""
+        """Says goodbye to all nodes, waits a moment for their answers, and closes the ports."""
         with self._changed:
             self._cluster.goodbye(reason)
         self._hub.wake()
@@ -202,17 +199,9 @@ class Fleet:
             self._cluster.now = self._clock()
             yield self._cluster
 
-    def _take_back_sum(self) -> None:
-        if self._lent is not None:
-            self._freed.append(self._lent)
-            self._lent = None
-
     def _begin(self, request: Request) -> Round:
-        self._give_back()
         with self._at_this_time() as cluster:
-            cluster.begin(request)
-            current = cluster.round
-        assert current is not None
+            current = cluster.begin(request)
         self._hub.wake()
         return current
 
@@ -220,26 +209,14 @@ class Fleet:
         """The partials of a round as they come, until it is complete."""
         while found := self._wait(lambda: self._cluster.fetch_partials() or ([] if current.complete else None)):
             yield from found
-            self._give_back()
-
-    def _add(self, left: Vector, right: Vector) -> Vector:
-        np.add(left, right, out=left)
-        self._freed.append(right)
-        return left
-
-    def _give_back(self) -> None:
-        freed, self._freed = self._freed, []
-        if freed:
-            with self._at_this_time() as cluster:
-                cluster.release(freed)
-            self._hub.wake()
+            self._hub.wake()  # buffers were given back: partials that wait may travel
 
     def _wait(self, look: Callable[[], T | None]) -> T:
-        """Until `look`, called under the lock, finds something. Raises the cluster's failure."""
+        """Waits until `look`, called under the lock, finds something. Raises the cluster's failure."""
         while True:
             with self._changed:
                 for ended in self._watch():
-                    self._cluster.members.supervisor_ended(ended.name, ended.error, ended.final)
+                    self._cluster.supervisor_ended(ended.name, ended.error, ended.final)
                 failure, found = self._cluster.failure, None
                 if failure is None:
                     found = look()
@@ -272,7 +249,7 @@ class Fleet:
     def _pump(self, timeout: float) -> None:
         parcels = self._hub.receive(timeout)
         with self._changed:
-            gap, asleep = self._absence.since_last_look(timeout + self._cluster.rules.beat_seconds)
+            gap, asleep = self._absence.since_last_look(timeout + self._cluster.settings.timing.beat_seconds)
             now = self._clock()
             if gap or asleep:
                 self._cluster.slept(gap, asleep, now)

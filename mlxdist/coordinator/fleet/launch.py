@@ -1,4 +1,4 @@
-"""Starting and ending the nodes on this machine: one supervisor process each, in a process group of its own."""
+"""Starts and ends the nodes on this machine: one supervisor process each, in a process group of its own."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ TERM_SECONDS = 2.0  # from SIGTERM to SIGKILL
 
 @dataclass(frozen=True)
 class Ended:
-    """A supervisor that has ended although nobody asked it to; `final`: it is not started again."""
+    """A supervisor that has ended without being asked to; `final`: it is not started again."""
 
     name: str
     error: NodeError
@@ -34,7 +34,7 @@ class LocalNodes:
 
     logs: Path
     stop_seconds: float
-    restart_seconds: float = 1.0
+    restart_seconds: float
     clock: Callable[[], float] = time.monotonic
     processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
     _nodes: dict[str, NodeSpec] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class LocalNodes:
     _due: dict[str, float] = field(default_factory=dict)  # when a supervisor that ended is started again
 
     def start(self, nodes: Sequence[NodeSpec], port: int) -> None:
-        """Start a supervisor for each node. It leaves when its standard input ends, so it cannot outlive us."""
+        """Starts a supervisor for each node. It leaves when its standard input ends, so it cannot outlive us."""
         self._port = port
         for node in nodes:
             self._nodes[node.name] = node
@@ -64,7 +64,7 @@ class LocalNodes:
     def watch(self) -> list[Ended]:
         """The supervisors that have ended since the last look; one that was killed is started again after a while.
 
-        One that left of itself (refused, or with too many dead workers) has said why, and stays away.
+        One that left of itself (refused, or with too many workers that ended) has said why, and stays away.
         """
         now, ended = self.clock(), []
         for name, process in list(self.processes.items()):
@@ -93,7 +93,7 @@ class LocalNodes:
         return NodeError(f"{name}: its supervisor ended with exit code {code}; the end of {log}:\n{lines}")
 
     def stop(self) -> None:
-        """After the goodbye: wait `stop_seconds` for every process to end, then SIGTERM, a moment, SIGKILL."""
+        """Waits `stop_seconds` for every process to end after the goodbye; then SIGTERM, a moment later SIGKILL."""
         self._due.clear()
         for process in self.processes.values():
             if process.stdin is not None:
@@ -110,7 +110,7 @@ class LocalNodes:
 
 
 def ends(process: "subprocess.Popen[bytes]", until: float) -> bool:
-    """Whether the process ends before the monotonic time `until`."""
+    """True if the process ends before the monotonic time `until`."""
     try:
         process.wait(max(until - time.monotonic(), 0.01))
     except subprocess.TimeoutExpired:
@@ -119,6 +119,6 @@ def ends(process: "subprocess.Popen[bytes]", until: float) -> bool:
 
 
 def signal_group(group: int, number: signal.Signals) -> None:
-    """Signal a process group of ours that may be gone."""
+    """Signals a process group of ours that may be gone."""
     with suppress(ProcessLookupError):
         os.killpg(group, number)

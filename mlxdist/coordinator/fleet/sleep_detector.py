@@ -1,8 +1,8 @@
-"""How long this process did nothing, seen from two clocks: stopped, or on a Mac that slept.
+"""Finds the time in which this process did nothing, from two clocks: it was stopped, or its Mac slept.
 
 A process that is stopped finds its monotonic clock far ahead. On a Mac that sleeps, that clock stands still, and only
-the wall clock tells; so it does when somebody sets the clock. Both are taken for sleep: that costs nothing but some
-patience with nodes that are silent.
+the wall clock tells; so it does when the clock is set. Both are taken for sleep: that costs nothing but some patience
+with nodes that are silent.
 """
 
 from collections.abc import Callable

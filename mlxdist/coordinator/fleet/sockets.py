@@ -1,4 +1,4 @@
-"""The coordinator's two ports over ZeroMQ: the one file of this room that knows it."""
+"""The coordinator's two ports over ZeroMQ: the only file of the coordinator that uses it."""
 
 import socket
 from contextlib import suppress
@@ -11,7 +11,7 @@ from mlxdist.protocol.wire import MAX_PAYLOAD
 
 BATCH = 256  # messages taken from a port before the other one is looked at
 
-# A node that vanished without a word leaves a connection that is open at this end only. One with nothing under way is
+# A node that vanished leaves a connection that is open at this end only. One with nothing under way is
 # found by the keepalive, one with unacknowledged blocks by the retry limit (Linux; macOS gives up by itself, later).
 HANDSHAKE_SECONDS = 10
 RETRY_SECONDS = 60
@@ -22,7 +22,7 @@ class RouterHub:
     """A Hub over two ROUTER sockets. One thread receives and sends; `wake` may be called from any."""
 
     def __init__(self, bind: str, port: int) -> None:
-        """Bind control to `port` and data to `port + 1`; 0 picks both. Raises ConfigError for a port in use."""
+        """Binds control to `port` and data to `port + 1`; 0 picks both. Raises ConfigError for a port in use."""
         self._context = zmq.Context()
         self._sockets = {CONTROL: self._router(), DATA: self._router()}
         self.ports: dict[str, int] = {}
@@ -39,13 +39,13 @@ class RouterHub:
                     f"coordinator.port: {bind}:{port + offset} cannot be bound ({error.strerror}); "
                     "another run may be using it: take another port, or 0 for any"
                 ) from error
-        self._bell, self._ear = socket.socketpair()
-        self._bell.setblocking(False)
-        self._ear.setblocking(False)
+        self._wake_up, self._woken = socket.socketpair()
+        self._wake_up.setblocking(False)
+        self._woken.setblocking(False)
         self._poller = zmq.Poller()
         for router in self._sockets.values():
             self._poller.register(router, zmq.POLLIN)
-        self._poller.register(self._ear, zmq.POLLIN)
+        self._poller.register(self._woken, zmq.POLLIN)
 
     def _router(self) -> "zmq.Socket[bytes]":
         router = self._context.socket(zmq.ROUTER)
@@ -63,11 +63,11 @@ class RouterHub:
         return router
 
     def receive(self, timeout: float) -> list[Parcel]:
-        """What has arrived on either port, waiting up to `timeout` seconds for the first."""
+        """The parcels that have arrived on either port, after up to `timeout` seconds of waiting for the first."""
         ready = dict(self._poller.poll(int(timeout * 1000)))
-        if self._ear.fileno() in ready:
+        if self._woken.fileno() in ready:
             try:
-                while self._ear.recv(4096):
+                while self._woken.recv(4096):
                     pass
             except BlockingIOError:
                 pass
@@ -84,7 +84,7 @@ class RouterHub:
         return arrived
 
     def send(self, parcel: Parcel) -> bool:
-        """Hand the frames to ZeroMQ; False when the peer is not connected."""
+        """Hands the frames to ZeroMQ; False when the peer is not connected."""
         router = self._sockets[parcel.channel]
         try:
             router.send(parcel.peer, zmq.SNDMORE | zmq.NOBLOCK)
@@ -94,15 +94,15 @@ class RouterHub:
         return True
 
     def wake(self) -> None:
-        """End a `receive` that waits in another thread."""
-        with suppress(OSError):  # a full bell rings already; a closed one has nobody left to wake
-            self._bell.send(b"!")
+        """Ends a `receive` that waits in another thread."""
+        with suppress(OSError):  # a full pipe wakes it already; a closed one has no thread to wake
+            self._wake_up.send(b"!")
 
     def close(self) -> None:
-        """Close both ports; unsent messages are dropped."""
+        """Closes both ports; unsent messages are dropped."""
         for router in self._sockets.values():
             self._poller.unregister(router)
             router.close(0)
         self._context.term()
-        self._bell.close()
-        self._ear.close()
+        self._wake_up.close()
+        self._woken.close()

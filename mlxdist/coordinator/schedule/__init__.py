@@ -1,1 +1,1 @@
-"""Who computes which leaves and how long that may take; pure."""
+"""Assignments of leaves to nodes, and how long they may take; pure."""

@@ -1,4 +1,4 @@
-"""Which node gets which leaves: contiguous runs, weighed by measured times and by what an extra partial costs."""
+"""Assigns contiguous spans of leaves to nodes by measured times and by the cost of an extra partial."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,34 +7,34 @@ from itertools import accumulate, pairwise
 
 from mlxdist.protocol.tree import Span, subtrees
 
-MAX_UNITS = 48  # split points considered; more leaves are first grouped into whole subtrees
+MAX_UNITS = 48  # points considered to cut at; more leaves are first grouped into whole subtrees
 
 
 @dataclass(frozen=True)
 class NodeSeconds:
-    """What a node would take, in seconds: for each leaf of the step, per partial, and before its first leaf."""
+    """The seconds that a node would take: for each leaf of the step, per partial, and before its first leaf."""
 
     leaves: Sequence[float]
     partial: float = 0.0
     start: float = 0.0
 
-    def of(self, run: Span) -> float:
-        """For a run of leaves and the partials over it."""
-        return self.start + sum(self.leaves[run.start : run.stop]) + self.partial * _pieces(len(self.leaves), run)
+    def of(self, span: Span) -> float:
+        """The seconds for a span of leaves and the partials over it."""
+        return self.start + sum(self.leaves[span.start : span.stop]) + self.partial * _pieces(len(self.leaves), span)
 
 
-def assign(nodes: Mapping[str, NodeSeconds], run: Span | None = None) -> dict[str, Span]:
-    """Runs of leaves per node, in the order of `nodes`, so that the slowest node is done as early as possible.
+def assign(nodes: Mapping[str, NodeSeconds], span: Span | None = None) -> dict[str, Span]:
+    """Spans of leaves per node, in the order of `nodes`, so that the slowest node is done as early as possible.
 
-    `run`: the leaves to give away, when they are not all of the step's. A node that gets nothing is left out. Of
-    equally fast splits one with few partials is taken, then one that is even in leaves.
+    `span`: the leaves to assign, when they are not all of the step's. A node that gets nothing is left out. Of equally
+    fast assignments one with few partials is taken, then one that is even in leaves.
     """
     total = len(next(iter(nodes.values())).leaves)
-    run = run or Span(0, total)
+    span = span or Span(0, total)
     unit = 1
-    while -(-len(run) // unit) > MAX_UNITS:
-        unit *= 2  # a run of whole power-of-two groups has few subtrees
-    edges = [run.start, *range((run.start // unit + 1) * unit, run.stop, unit), run.stop]
+    while -(-len(span) // unit) > MAX_UNITS:
+        unit *= 2  # a span of whole power-of-two groups has few subtrees
+    edges = [span.start, *range((span.start // unit + 1) * unit, span.stop, unit), span.stop]
 
     # best[j]: the least (finish time, partials, leaves squared) of giving the first j units to the nodes so far
     best: list[tuple[float, int, int] | None] = [(0.0, 0, 0)] + [None] * (len(edges) - 1)
@@ -47,7 +47,7 @@ def assign(nodes: Mapping[str, NodeSeconds], run: Span | None = None) -> dict[st
             for i in range(j, -1, -1):
                 before, known = best[i], reached[j]
                 if known is not None and node.start + (prefix[j] - prefix[i]) > known[0]:
-                    break  # a longer run takes longer still
+                    break  # a longer span takes longer still
                 if before is None:
                     continue
                 after = before
@@ -61,16 +61,16 @@ def assign(nodes: Mapping[str, NodeSeconds], run: Span | None = None) -> dict[st
         best = reached
         choices.append(choice)
 
-    runs: dict[str, Span] = {}
+    spans: dict[str, Span] = {}
     j = len(edges) - 1
     for name, choice in zip(reversed(list(nodes)), reversed(choices), strict=True):
         i = choice[j]
         if i < j:
-            runs[name] = Span(edges[i], edges[j])
+            spans[name] = Span(edges[i], edges[j])
         j = i
-    return {name: runs[name] for name in nodes if name in runs}
+    return {name: spans[name] for name in nodes if name in spans}
 
 
 @lru_cache(maxsize=65536)
-def _pieces(total: int, run: Span) -> int:
-    return len(subtrees(total, run))
+def _pieces(total: int, span: Span) -> int:
+    return len(subtrees(total, span))

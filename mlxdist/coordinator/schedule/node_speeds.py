@@ -1,8 +1,8 @@
-"""How fast each node is, as measured, and what of it a split is made with.
+"""Measured speeds of the nodes, and the estimates that assignments are made with.
 
 A node has seconds per token by width (attention grows faster than the row), and seconds per vector on its link, each
-way. A split is made with estimates that are held while no node's share of a step would take 10 % more or less, so that
-noise does not move it.
+way. Assignments are made with estimates that are kept while no node's share of a step would take 10 % more or less, so
+that noise does not move them.
 """
 
 import math
@@ -19,7 +19,7 @@ PARTIAL_SECONDS = 0.01  # what one more partial per step is taken to cost, until
 SURE = 2  # leaves of a width after which their time is believed: the first one compiles kernels
 GRADIENT = "gradient"
 
-Job = tuple[int, int]  # a leaf's padded tokens, and the width of its widest row
+LeafSize = tuple[int, int]  # a leaf's padded tokens, and the width of its widest row
 
 
 def width_class(width: int) -> int:
@@ -29,7 +29,7 @@ def width_class(width: int) -> int:
 
 @dataclass
 class Speed:
-    """What was measured of one node. Seconds; 0 = not measured yet."""
+    """Measurements of one node, in seconds; 0 = not measured yet."""
 
     tokens_per_second: float = 0.0  # of gradients of all widths: what a person is told
     up: float = 0.0  # a partial, from its first credit and its last leaf's answer to its END
@@ -38,39 +38,41 @@ class Speed:
     _measured: dict[tuple[str, int], int] = field(default_factory=dict)
     _doubted: set[str] = field(default_factory=set)
 
-    def leaf(self, verb: str, job: Job, seconds: float) -> None:
-        """A leaf took so long."""
+    def leaf(self, verb: str, size: LeafSize, seconds: float) -> None:
+        """Measures a leaf: (padded tokens, width of the widest row), and its seconds."""
         if not 0 < seconds < math.inf:
             return
-        tokens, width = job
-        key, anew = (verb, width_class(width)), self._anew("leaf")
-        if anew:
+        tokens, width = size
+        key, doubted = (verb, width_class(width)), self._was_doubted("leaf")
+        if doubted:
             self._per_token, self._measured = {}, {}
         known, times = self._per_token.get(key, 0.0), self._measured.get(key, 0)
         each = seconds / tokens
         # The first leaf of a width compiles kernels: a faster second one says more.
         replaced = not times or (times == 1 and each < known)
         self._per_token[key] = each if replaced else MEMORY * known + (1 - MEMORY) * each
-        self._measured[key] = SURE if anew else times + 1
+        self._measured[key] = SURE if doubted else times + 1
         if verb == GRADIENT:
-            self.tokens_per_second = _moved(self.tokens_per_second, tokens / seconds, anew or (times == 1 and replaced))
+            self.tokens_per_second = _moved(
+                self.tokens_per_second, tokens / seconds, doubted or (times == 1 and replaced)
+            )
 
     def sent_up(self, seconds: float) -> None:
-        """A partial travelled for so long."""
+        """Measures the seconds of a partial on its way."""
         if 0 < seconds < math.inf:
-            self.up = _moved(self.up, seconds, self._anew("up"))
+            self.up = _moved(self.up, seconds, self._was_doubted("up"))
 
     def sent_down(self, seconds: float) -> None:
-        """An adapter travelled for so long."""
+        """Measures the seconds of an adapter on its way."""
         if not 0 < seconds < math.inf:
             return
-        before, anew = self.down, self._anew("down")
-        self.down = _moved(before, seconds, anew)
-        if anew and before and "up" in self._doubted:
+        before, doubted = self.down, self._was_doubted("down")
+        self.down = _moved(before, seconds, doubted)
+        if doubted and before and "up" in self._doubted:
             self.up *= self.down / before  # the same link: its other direction has changed alike, until it is measured
 
     def doubt(self) -> None:
-        """What was measured is long ago: the next measurements replace it."""
+        """Lets the next measurements replace the old ones, which were long ago."""
         self._doubted = {"leaf", "up", "down"}
 
     def per_token(self, verb: str, width: int) -> float:
@@ -84,15 +86,15 @@ class Speed:
 
     @property
     def known(self) -> bool:
-        """Whether a time of this node is believed."""
+        """True if a time of this node is believed."""
         return any(times >= SURE for times in self._measured.values())
 
     def copy(self) -> "Speed":
-        """As it is now."""
+        """A copy of the present measurements."""
         return Speed(self.tokens_per_second, self.up, self.down, dict(self._per_token), dict(self._measured))
 
-    def _anew(self, what: str) -> bool:
-        """Whether this measurement ends a doubt."""
+    def _was_doubted(self, what: str) -> bool:
+        """Ends a doubt; true if there was one."""
         doubted = what in self._doubted
         self._doubted.discard(what)
         return doubted
@@ -104,31 +106,35 @@ def _moved(known: float, new: float, whole: bool) -> float:
 
 @dataclass
 class Pacing:
-    """The estimates that splits are made with, by node."""
+    """The estimates that assignments are made with, by node."""
 
     held: dict[str, Speed] = field(default_factory=dict)
 
     def seconds(
-        self, verb: str, jobs: Sequence[Job], speeds: Mapping[str, Speed], here: Iterable[str] = ()
+        self, verb: str, sizes: Sequence[LeafSize], speeds: Mapping[str, Speed], here: Iterable[str] = ()
     ) -> dict[str, NodeSeconds]:
-        """What each node would take for each leaf, in the order of `speeds`.
+        """The seconds that each node would take for each leaf, in the order of `speeds`.
 
         A node not measured yet is as fast as the mean of the others; those within 10 % of each other count as equal.
         `here`: the nodes that have the adapter already.
         """
         share = max(len(speeds), 1)
         if any(
-            _has_moved(_estimate(verb, jobs, self.held.get(name), share), _estimate(verb, jobs, speed, share))
+            _has_moved(_estimate(verb, sizes, self.held.get(name), share), _estimate(verb, sizes, speed, share))
             for name, speed in speeds.items()
         ):
             self.held |= {name: speed.copy() for name, speed in speeds.items()}
         held = {name: self.held.get(name, Speed()) for name in speeds}
 
         known = {
-            name: [tokens * speed.per_token(verb, width) for tokens, width in jobs] for name, speed in held.items()
+            name: [tokens * speed.per_token(verb, width) for tokens, width in sizes] for name, speed in held.items()
         }
         known = {name: leaves for name, leaves in known.items() if all(leaves)}
-        mean = [fmean(each) for each in zip(*known.values(), strict=True)] if known else [float(job[0]) for job in jobs]
+        mean = (
+            [fmean(each) for each in zip(*known.values(), strict=True)]
+            if known
+            else [float(tokens) for tokens, _ in sizes]
+        )
         up = fmean([speed.up for speed in held.values() if speed.up] or [PARTIAL_SECONDS])
         down = fmean([speed.down for speed in held.values() if speed.down] or [0.0])
         ups = {name: (speed.up or up) if verb == GRADIENT else 0.0 for name, speed in held.items()}
@@ -142,11 +148,11 @@ class Pacing:
         }
 
 
-def _estimate(verb: str, jobs: Sequence[Job], speed: Speed | None, share: int) -> float:
+def _estimate(verb: str, sizes: Sequence[LeafSize], speed: Speed | None, share: int) -> float:
     """Seconds for an even share of the leaves, link included; 0 where nothing is known."""
     if speed is None:
         return 0.0
-    return speed.down + sum(tokens * speed.per_token(verb, width) for tokens, width in jobs) / share + speed.up
+    return speed.down + sum(tokens * speed.per_token(verb, width) for tokens, width in sizes) / share + speed.up
 
 
 def _has_moved(before: float, now: float) -> bool:
@@ -154,24 +160,24 @@ def _has_moved(before: float, now: float) -> bool:
 
 
 @dataclass
-class Transfers:
-    """When each vector under way began, by (direction, node, stream), and the adapter version that it is."""
+class TransferTimes:
+    """The begin of each vector under way, by (direction, node, stream), and the adapter version that it is."""
 
     _began: dict[tuple[str, str, int], tuple[float, int]] = field(default_factory=dict)
 
     def begin(self, way: str, name: str, stream: int, now: float, version: int = -1) -> None:
-        """A vector may travel from now on."""
+        """Starts to time a vector that may travel from now on."""
         self._began[way, name, stream] = now, version
 
     def end(self, way: str, name: str, stream: int, now: float) -> tuple[float, int]:
-        """Seconds that it took (0 where nobody saw it begin), and its version."""
+        """The seconds that a vector took (0 where its begin was not seen), and its version."""
         began, version = self._began.pop((way, name, stream), (now, -1))
         return now - began, version
 
     def forget(self) -> None:
-        """No time that is being taken counts: the clock ran while nothing could travel."""
+        """Forgets the times that are being taken: the clock ran while nothing could travel."""
         self._began.clear()
 
     def drop(self, name: str) -> None:
-        """Nothing of this node travels any more."""
+        """Forgets what is under way to and from this node."""
         self._began = {key: value for key, value in self._began.items() if key[1] != name}

@@ -1,7 +1,7 @@
-"""One round of work on a step's leaves: what was asked of whom, what has come back, what nobody works on. No messages.
+"""One round of work on a step's leaves: what is assigned to which node, what has come back, what is pending.
 
 The round is cut into pieces: whole subtrees for gradients, whose partials travel, and single leaves for scores. Every
-piece that is missing is pending or in the hands of one attempt, or of two when a copy was made; the first result wins.
+missing piece is pending or part of one assignment, or of two when a copy was made; the first result wins.
 """
 
 from collections import Counter
@@ -23,17 +23,18 @@ RowOutputs = npt.NDArray[np.float32]  # [rows or pairs of a leaf, columns]
 
 @dataclass(frozen=True)
 class Request:
-    """What the loop asks: `verb` gradient | score, on these leaves, with this adapter version and loss.
+    """A request of the training loop: `verb` gradient | score, on these leaves, with this adapter version and loss.
 
-    `row_inputs` holds per-leaf inputs of the loss by leaf index (reference log-probs, labels); may be empty. The partials
-    of the leaves in `apart` come alone. `only`: not all leaves are asked for, and of which nodes by preference.
+    `row_inputs`: inputs of the loss by leaf index (reference log-probs, labels); may be empty. `apart`: leaves whose
+    partials come alone. `only`: the leaves that are asked for, when not all, and the nodes that each is asked of, by
+    preference.
     """
 
     verb: str
     step: int
     adapter_version: int
     leaves: tuple[Leaf, ...]
-    loss: str = "sft"
+    loss: str = ""  # of a preference method
     parameters: str = "current"
     scalars: Mapping[str, float] = field(default_factory=dict)
     row_inputs: Mapping[int, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)
@@ -41,22 +42,22 @@ class Request:
     only: Mapping[int, tuple[str, ...]] | None = None
 
     @property
-    def jobs(self) -> list[tuple[int, int]]:
-        """Of each leaf: its padded tokens, and the width of its widest row."""
+    def leaf_sizes(self) -> list[tuple[int, int]]:
+        """The size of each leaf: its padded tokens, and the width of its widest row."""
         return [(sum(tokens), max(tokens)) for tokens in map(leaf_tokens, self.leaves)]
 
     @property
     def asked(self) -> list[Span]:
-        """The leaves that are asked for, in runs."""
+        """The leaves that are asked for, in spans."""
         if self.only is None:
             return [Span(0, len(self.leaves))]
         return joined_spans(Span(leaf, leaf + 1) for leaf in self.only)
 
-    def pieces(self, run: Span) -> list[Span]:
-        """What comes back of a run, one by one: whole subtrees for gradients, leaves for scores."""
+    def pieces(self, span: Span) -> list[Span]:
+        """The pieces of a span that come back one by one: whole subtrees for gradients, leaves for scores."""
         if self.verb == "gradient":
-            return [piece for part in parted(run, self.apart) for piece in subtrees(len(self.leaves), part)]
-        return [Span(leaf, leaf + 1) for leaf in range(run.start, run.stop)]
+            return [piece for part in parted(span, self.apart) for piece in subtrees(len(self.leaves), part)]
+        return [Span(leaf, leaf + 1) for leaf in range(span.start, span.stop)]
 
 
 def leaf_tokens(leaf: Leaf) -> list[int]:
@@ -66,13 +67,13 @@ def leaf_tokens(leaf: Leaf) -> list[int]:
 
 @dataclass
 class Assignment:
-    """One assignment: a run of leaves in the hands of one node. `alone`: nothing else is given to the node with it."""
+    """A span of leaves assigned to one node. `alone`: the node is given nothing else with it."""
 
-    number: int
+    attempt: int
     node: str
-    run: Span
+    span: Span
     alone: bool = False
-    copy: bool = False  # of what another attempt works on, too slowly
+    copy: bool = False  # of what another assignment works on, too slowly
     began: float = 0.0
     expected: float = 0.0  # seconds, by the node's speed when it was given; 0 where that is not known
     answered: set[int] = field(default_factory=set)
@@ -86,7 +87,7 @@ class Assignment:
     @property
     def unanswered(self) -> list[int]:
         """The leaves that the node has still to compute."""
-        return [leaf for leaf in range(self.run.start, self.run.stop) if leaf not in self.answered]
+        return [leaf for leaf in range(self.span.start, self.span.stop) if leaf not in self.answered]
 
 
 @dataclass
@@ -95,129 +96,129 @@ class Round:
 
     request: Request
     begun: StepState = StepState.COMPUTING
-    pending: list[Span] = field(default_factory=list)  # runs that nobody works on, in order
-    attempts: dict[int, Assignment] = field(default_factory=dict)
+    pending: list[Span] = field(default_factory=list)  # spans that no node works on, in order
+    assignments: dict[int, Assignment] = field(default_factory=dict)
     answers: dict[int, RowOutputs] = field(default_factory=dict)
     partials: list[tuple[Span, Vector]] = field(default_factory=list)  # come, not yet fetched by the loop
     senders: dict[Span, str] = field(default_factory=dict)  # whose partial counts
     computed_by: dict[int, str] = field(default_factory=dict)  # whose row outputs count
-    deaths: Counter[int] = field(default_factory=Counter)  # of workers, by the leaf that was in work
-    charged: dict[str, int] = field(default_factory=dict)  # the leaf at which a node was lost last
-    acquittals: Counter[int] = field(default_factory=Counter)  # deaths that were none, by leaf
+    crashes: Counter[int] = field(default_factory=Counter)  # of workers, by the leaf that was in work
+    blamed_leaf: dict[str, int] = field(default_factory=dict)  # the leaf at which a node was lost last
+    false_alarms: Counter[int] = field(default_factory=Counter)  # crashes that were none, by leaf
     nonfinite: dict[int, list[str]] = field(default_factory=dict)  # the nodes on which a leaf gave NaN or Inf
     recomputed: int = 0  # leaves, for each time that one was computed, or begun, in vain or once more
 
     @property
     def state(self) -> StepState:
-        """Where the step is on its way."""
+        """The step's state."""
         if not self.complete:
             return self.begun
         return advance(STEP_TRANSITIONS, self.begun, _event(self.request)[1])
 
     # ---- giving
 
-    def give(self, number: int, node: str, run: Span, *, alone: bool = False, copy: bool = False) -> Assignment:
-        """Put a run into a node's hands: a pending one, or a copy of one that another node works on."""
+    def give(self, attempt: int, node: str, span: Span, *, alone: bool = False, copy: bool = False) -> Assignment:
+        """Assigns a span to a node: a pending one, or a copy of one that another node works on."""
         if not copy:
-            self.pending = [rest for span in self.pending for rest in without(span, run)]
-        attempt = Assignment(number, node, run, alone, copy, missing=set(self.request.pieces(run)))
-        self.attempts[number] = attempt
-        return attempt
+            self.pending = [rest for waiting in self.pending for rest in without(waiting, span)]
+        assignment = Assignment(attempt, node, span, alone, copy, missing=set(self.request.pieces(span)))
+        self.assignments[attempt] = assignment
+        return assignment
 
     def of(self, node: str) -> list[Assignment]:
-        """What a node has in its hands, in the order in which it was given."""
-        return [attempt for attempt in self.attempts.values() if attempt.node == node]
+        """The assignments of a node, in the order in which they were given."""
+        return [assignment for assignment in self.assignments.values() if assignment.node == node]
 
     def check(self, name: str, step: int, attempt: int, adapter_version: int, span: Span) -> Assignment:
-        """The attempt of an answer. Raises StaleError when it belongs to another step, attempt, version or node."""
+        """The assignment of an answer. Raises StaleError when it belongs to another step, attempt, version or node."""
         asked = (self.request.step, self.request.adapter_version)
         if (step, adapter_version) != asked:
             given = f"step {step}, adapter version {adapter_version}"
             raise StaleError(f"an answer to {given}; this is step {asked[0]}, adapter version {asked[1]}")
-        mine = self.attempts.get(attempt)
+        mine = self.assignments.get(attempt)
         if mine is None or mine.node != name:
             raise StaleError(f"attempt {attempt} is not {name}'s work in step {step}")
-        if not (mine.run.start <= span.start < span.stop <= mine.run.stop):
+        if not (mine.span.start <= span.start < span.stop <= mine.span.stop):
             raise StaleError(f"leaves {span} are not {name}'s work in step {step}")
         return mine
 
     # ---- what comes back
 
-    def answer(self, attempt: Assignment, leaf: int, row_outputs: RowOutputs) -> list[Assignment]:
-        """Keep a leaf's row outputs; the first ones count. Returns the attempts that nobody needs any more."""
-        attempt.answered.add(leaf)
+    def answer(self, assignment: Assignment, leaf: int, row_outputs: RowOutputs) -> list[Assignment]:
+        """Keeps a leaf's row outputs; the first ones count. Returns the assignments that are not needed any more."""
+        assignment.answered.add(leaf)
         self.recomputed += leaf in self.answers
         if leaf not in self.answers:
-            self.answers[leaf], self.computed_by[leaf] = row_outputs, attempt.node
+            self.answers[leaf], self.computed_by[leaf] = row_outputs, assignment.node
         return self._came(Span(leaf, leaf + 1)) if self.request.verb == "score" else []
 
     def misses(self, attempt: int, span: Span) -> bool:
-        """Whether this attempt is still to bring this subtree."""
-        return attempt in self.attempts and span in self.attempts[attempt].missing
+        """True if this attempt is still to bring this subtree."""
+        return attempt in self.assignments and span in self.assignments[attempt].missing
 
     def partial(self, attempt: int, span: Span, vector: Vector) -> list[Assignment]:
-        """Keep a whole partial. Raises StaleError for a subtree that this attempt is not to bring any more."""
+        """Keeps a whole partial. Raises StaleError for a subtree that this attempt is not to bring any more."""
         if not self.misses(attempt, span):
             raise StaleError(f"the partial over {span} is not missing in attempt {attempt}")
         self.partials.append((span, vector))
-        self.senders[span] = self.attempts[attempt].node
+        self.senders[span] = self.assignments[attempt].node
         return self._came(span)
 
     def _came(self, piece: Span) -> list[Assignment]:
         done = []
-        for attempt in list(self.attempts.values()):
-            attempt.missing.discard(piece)
-            if not attempt.missing:
-                del self.attempts[attempt.number]
-                if attempt.in_work is not None:
+        for assignment in list(self.assignments.values()):
+            assignment.missing.discard(piece)
+            if not assignment.missing:
+                del self.assignments[assignment.attempt]
+                if assignment.in_work is not None:
                     self.recomputed += 1  # it had begun what another one finished
-                    done.append(attempt)
+                    done.append(assignment)
         return done
 
     # ---- what is lost
 
-    def drop(self, attempt: Assignment) -> list[Span]:
-        """Take an attempt away: what nobody else works on is pending again. Returns those runs."""
-        self.attempts.pop(attempt.number, None)
-        others = {piece for other in self.attempts.values() for piece in other.missing}
-        left = joined_spans(attempt.missing - others)
+    def drop(self, assignment: Assignment) -> list[Span]:
+        """Takes an assignment away: what no other node works on is pending again. Returns those spans."""
+        self.assignments.pop(assignment.attempt, None)
+        others = {piece for other in self.assignments.values() for piece in other.missing}
+        left = joined_spans(assignment.missing - others)
         self.pending = joined_spans([*self.pending, *left])
         return left
 
     def lost(self, name: str) -> tuple[list[Span], Assignment | None]:
-        """A node's worker is gone: the runs that are pending again, and the attempt whose leaf was in work."""
-        attempts = self.of(name)
-        runs = joined_spans(run for attempt in attempts for run in self.drop(attempt))
-        blamed = next((attempt for attempt in attempts if attempt.in_work is not None), None)
+        """Takes away what a node had: returns the spans that are pending again, and the assignment that was in work."""
+        assignments = self.of(name)
+        spans = joined_spans(span for assignment in assignments for span in self.drop(assignment))
+        blamed = next((assignment for assignment in assignments if assignment.in_work is not None), None)
         self.recomputed += blamed is not None
-        return runs, blamed
+        return spans, blamed
 
     # ---- how it stands
 
     @property
     def missing(self) -> set[Span]:
-        """The pieces that are in somebody's hands."""
-        return {piece for attempt in self.attempts.values() for piece in attempt.missing}
+        """The pieces that nodes are still to bring."""
+        return {piece for assignment in self.assignments.values() for piece in assignment.missing}
 
     @property
     def lowest_missing(self) -> int:
         """The lowest leaf whose partial has not come."""
-        starts = [span.start for attempt in self.attempts.values() for span in attempt.missing]
-        return min([*starts, *(run.start for run in self.pending)], default=len(self.request.leaves))
+        starts = [span.start for assignment in self.assignments.values() for span in assignment.missing]
+        return min([*starts, *(span.start for span in self.pending)], default=len(self.request.leaves))
 
     @property
     def complete(self) -> bool:
-        """Whether every leaf has answered and every partial has come."""
+        """True if every leaf has answered and every partial has come."""
         asked = sum(map(len, self.request.asked))
-        return not self.pending and not self.attempts and len(self.answers) == asked
+        return not self.pending and not self.assignments and len(self.answers) == asked
 
     def finished(self, name: str) -> bool:
-        """Whether this node has nothing left to do in the round."""
+        """True if this node has nothing left to do in the round."""
         return not self.of(name)
 
     def in_work(self, name: str) -> Leaf | None:
         """The leaf that this node computes now."""
-        indices = [attempt.in_work for attempt in self.of(name)]
+        indices = [assignment.in_work for assignment in self.of(name)]
         return next((self.request.leaves[index] for index in indices if index is not None), None)
 
     def outputs_in_row_order(self) -> Sequence[RowOutputs]:
@@ -232,7 +233,7 @@ def begin_round(before: Round | None, request: Request) -> Round:
 
 
 def _event(request: Request) -> tuple[StepEvent, StepEvent]:
-    """What its begin and its end are to the step."""
+    """The events of the step when the request begins and ends."""
     if request.verb == "score":
         return StepEvent.SCORE_BEGUN, StepEvent.SCORES_IN
     if request.only is not None:
@@ -241,13 +242,13 @@ def _event(request: Request) -> tuple[StepEvent, StepEvent]:
 
 
 def _goes_on(before: Request, request: Request) -> bool:
-    """Whether both are of one step. Scores after scores are not: so asks an evaluation, as often as it likes."""
+    """True if both are of one step. Scores after scores are not: an evaluation asks for them any number of times."""
     same = (before.step, before.adapter_version) == (request.step, request.adapter_version)
     return same and not before.verb == request.verb == "score"
 
 
 def without(span: Span, hole: Span) -> Iterator[Span]:
-    """What is left of a span beside the hole."""
+    """The parts of a span beside the hole."""
     if hole.stop <= span.start or span.stop <= hole.start:
         yield span
         return
@@ -257,19 +258,19 @@ def without(span: Span, hole: Span) -> Iterator[Span]:
         yield Span(hole.stop, span.stop)
 
 
-def parted(run: Span, apart: Iterable[int]) -> list[Span]:
-    """A run cut so that each of its leaves in `apart` is alone."""
-    edges = {run.start, run.stop, *(edge for leaf in apart for edge in (leaf, leaf + 1))}
-    inside = sorted(edge for edge in edges if run.start <= edge <= run.stop)
+def parted(span: Span, apart: Iterable[int]) -> list[Span]:
+    """A span cut so that each of its leaves in `apart` is alone."""
+    edges = {span.start, span.stop, *(edge for leaf in apart for edge in (leaf, leaf + 1))}
+    inside = sorted(edge for edge in edges if span.start <= edge <= span.stop)
     return [Span(start, stop) for start, stop in pairwise(inside)]
 
 
 def joined_spans(spans: Iterable[Span]) -> list[Span]:
-    """The same leaves in as few runs as they make, in order."""
-    runs: list[Span] = []
+    """The same leaves in as few spans as possible, in order."""
+    joined: list[Span] = []
     for span in sorted(spans):
-        if runs and runs[-1].stop == span.start:
-            runs[-1] = Span(runs[-1].start, span.stop)
+        if joined and joined[-1].stop == span.start:
+            joined[-1] = Span(joined[-1].start, span.stop)
         else:
-            runs.append(span)
-    return runs
+            joined.append(span)
+    return joined

@@ -52,8 +52,8 @@ class AssignmentRun:
 
     def _fault(self, error: NonFiniteError) -> m.Fault:
         assert error.leaf is not None, "a computer names the leaf"
-        asked, rows = self.job.assignment, tuple(row.row_id for row in self._leaf(error.leaf)[0].rows)
-        return m.Fault(asked.session, "nonfinite", str(error), asked.step, asked.attempt, error.leaf, rows)
+        asked = self.job.assignment
+        return m.Fault(asked.session, "nonfinite", str(error), asked.step, asked.attempt, error.leaf)
 
     @property
     def _segment_size(self) -> int:

@@ -16,16 +16,17 @@ from mlxdist.node.backward import backward
 from mlxdist.node.backward.backward import MicroBatch
 from mlxdist.node.backward.events import Events, FinalPart, RowSums
 from mlxdist.node.work.model import LoadedModel
-from mlxdist.node.work.objective import Objective, micro_batches, objective, seen, target_counts
+from mlxdist.node.work.objective import Objective, micro_batches, seen, target_counts
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import numerics
 from mlxdist.protocol.errors import NonFiniteError
 from mlxdist.protocol.leaves import Leaf
 from mlxdist.protocol.messages import RunSpec
+from mlxdist.protocol.methods import LABELS, METHODS, SFT, MethodSpec
 from mlxdist.protocol.vectors import Vector
 
 RowOutputs = npt.NDArray[np.float32]  # [rows or pairs, columns]
-Inputs = Mapping[str, Sequence[float]]  # per-row inputs of the loss: "labels", "reference" and "reference_rejected"
+Inputs = Mapping[str, Sequence[float]]  # per-row inputs of the loss: LABELS and the columns of MethodSpec.reference
 
 UNKNOWN = math.nan  # a reference log-prob that the worker is to compute
 
@@ -47,20 +48,21 @@ class Computer:
     def score(self, leaf: Leaf, parameters: str = "current") -> RowOutputs:
         """Returns the sums of the rows' log-probs over their targets, dropout off, float32 [rows or pairs, columns].
 
-        `parameters`: current, reference, or current+reference. One column each; for pairs two, chosen and rejected.
+        `parameters`: current, reference, or current+reference. The columns are those of `MethodSpec.scores`.
         """
         batches = micro_batches(leaf)
         columns: list[mx.array] = []
-        for kind in parameters.split("+"):
-            columns += self._score(batches) if kind == "current" else self._reference_score(batches)
+        for side in parameters.split("+"):
+            columns += self._score(batches) if side == "current" else self._reference_score(batches)
         return np.array(mx.stack(columns, axis=1), dtype=np.float32)
 
     def gradient(
-        self, leaf: Leaf, *, step: int, loss: str = "sft", scalars: Mapping[str, float] | None = None, inputs: Inputs
+        self, leaf: Leaf, *, step: int, loss: str = "", scalars: Mapping[str, float] | None = None, inputs: Inputs
     ) -> tuple[Vector, RowOutputs]:
         """Returns the leaf's grad_sum as one flat float32 vector in manifest order, and its row outputs.
 
-        Raises NonFiniteError, naming the leaf and its rows, when either holds NaN or Inf.
+        The columns are those of `MethodSpec.row_outputs`. Raises NonFiniteError, naming the leaf and its rows, when
+        either holds NaN or Inf.
         """
         parts: dict[str, Vector] = {}
         for event in self.gradient_parts(leaf, step=step, loss=loss, scalars=scalars, inputs=inputs):
@@ -71,9 +73,9 @@ class Computer:
         return np.concatenate([parts[t.name] for t in self.loaded.manifest]), row_outputs
 
     def gradient_parts(
-        self, leaf: Leaf, *, step: int, loss: str = "sft", scalars: Mapping[str, float] | None = None, inputs: Inputs
+        self, leaf: Leaf, *, step: int, loss: str = "", scalars: Mapping[str, float] | None = None, inputs: Inputs
     ) -> Iterator[RowOutputs | dict[str, Vector]]:
-        """Yields the leaf's row outputs (`Objective.columns`), then its grad_sum by tensor name, top layer first.
+        """Yields the leaf's row outputs (`MethodSpec.row_outputs`), then its grad_sum by tensor name, top layer first.
 
         Each part is flat, float32, finite and final. In segments the first ones come before the lower layers' backward.
         Raises NonFiniteError, naming the leaf and its rows, in place of the first event that holds NaN or Inf.
@@ -83,7 +85,7 @@ class Computer:
             out: RowOutputs | dict[str, Vector]
             match event:
                 case RowSums(sums=sums):
-                    out = np.array(mx.stack(asked.columns(sums), axis=1), dtype=np.float32)
+                    out = np.array(asked.row_outputs(sums), dtype=np.float32)
                     finite = bool(np.isfinite(out).all())
                 case FinalPart(gradients=grads):
                     out = {name: np.array(grad.astype(mx.float32).reshape(-1)) for name, grad in grads.items()}
@@ -99,9 +101,14 @@ class Computer:
         self, leaf: Leaf, loss: str, scalars: Mapping[str, float], inputs: Inputs
     ) -> tuple[Sequence[MicroBatch], Objective]:
         batches = micro_batches(leaf)
-        labels, reference = inputs.get("labels", ()), self._references(leaf, batches, loss, inputs)
-        method = self.spec.method
-        return batches, objective(method, leaf, loss=loss, scalars=scalars, labels=labels, reference=reference)
+        constants = dict(zip(self._method.reference, self._references(leaf, batches, loss, inputs), strict=True))
+        if self._method.labels:
+            constants[LABELS] = mx.array(list(inputs[LABELS]))
+        return batches, Objective(self._method, loss, scalars, constants, target_counts(leaf))
+
+    @property
+    def _method(self) -> MethodSpec:
+        return METHODS[self.spec.method]
 
     def _backward(self, leaf: Leaf, step: int, batches: Sequence[MicroBatch], asked: Objective) -> Events:
         return backward.backward(
@@ -118,7 +125,7 @@ class Computer:
         leaf = numerics.canary_leaf(self.loaded.vocab_size, self.spec.max_length)
         self.use(numerics.canary_adapter(self.loaded.manifest))
         batches = micro_batches(leaf)
-        plain = Objective(lambda sums: -sums[0], lambda sums: sums, [])
+        plain = Objective(SFT, "", {}, {}, [])
         for _ in range(numerics.CANARY_TIMES):
             sums, grads = backward.gradient(
                 self.loaded.model,
@@ -145,7 +152,7 @@ class Computer:
 
     def _references(self, leaf: Leaf, batches: Sequence[MicroBatch], loss: str, inputs: Inputs) -> list[mx.array]:
         """Returns the reference log-probs as the loss sees them: those sent, and the unknown ones computed."""
-        names = [name for name in ("reference", "reference_rejected") if name in inputs]
+        names = self._method.reference
         known = [mx.array(list(inputs[name]), mx.float32) for name in names]
         if not any(math.isnan(value) for name in names for value in inputs[name]):
             return known

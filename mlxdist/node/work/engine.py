@@ -74,15 +74,7 @@ class Engine:
 
 
 def _introduction(session: m.SessionId, loaded: LoadedModel) -> m.Loaded:
-    return m.Loaded(
-        session=session,
-        model_hash=loaded.model_hash,
-        manifest=loaded.manifest,
-        module_bits=loaded.module_bits,
-        num_hidden_layers=loaded.num_hidden_layers,
-        vocab_size=loaded.vocab_size,
-        note="",
-    )
+    return m.Loaded(session, loaded.model_hash, loaded.manifest)
 
 
 def _load_key(spec: m.RunSpec) -> tuple[object, ...]:

@@ -1,14 +1,15 @@
 """A coordinator's cluster on a workbench: nodes that say what the test wants, a clock that the test moves, no model."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 
 from mlxdist.coordinator.cluster.cluster import Cluster
-from mlxdist.coordinator.cluster.settings import Rules
+from mlxdist.coordinator.cluster.node import Node
+from mlxdist.coordinator.cluster.settings import ClusterSettings
 from mlxdist.coordinator.schedule.rounds import Request
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import messages as m
@@ -35,25 +36,13 @@ ADAPTER = np.full(ELEMENTS, np.float32(0.25))
 
 
 def new_cluster(**changes: Any) -> Cluster:
-    """A cluster with the default timing, and what a test changes of its rules."""
-    return Cluster(
-        Rules(
-            run="run",
-            incarnation=5,
-            spec=SPEC,
-            versions=VERSIONS,
-            data_port=7001,
-            beat_seconds=2.0,
-            suspect_seconds=6.0,
-            dead_seconds=15.0,
-            **changes,
-        )
-    )
+    """A cluster with the default timing, and what a test changes of its settings."""
+    return Cluster(ClusterSettings("run", 5, SPEC, VERSIONS, 7001, **changes))
 
 
 def introduction(session: SessionId, manifest: Manifest = MANIFEST, model_hash: str = MODEL_HASH) -> m.Loaded:
     """What a worker says of its model."""
-    return m.Loaded(session, model_hash, manifest, {}, 1, 96, "")
+    return m.Loaded(session, model_hash, manifest)
 
 
 @dataclass
@@ -142,10 +131,10 @@ class ScriptedNode:
         return [message for message, _ in mail if isinstance(message, kind)]
 
     def enlist(self, **host: str) -> None:
-        self.tell(m.Register(m.PROTOCOL_VERSION, self.name, self.pid, 0, host))
+        self.tell(m.Register(m.PROTOCOL_VERSION, self.name, 0, host))
 
     def hello(self, **versions: str) -> None:
-        self.say(m.Hello(self.session, m.PROTOCOL_VERSION, self.name, {**VERSIONS, **versions}))
+        self.say(m.Hello(self.session, {**VERSIONS, **versions}))
 
     def get_ready(self, manifest: Manifest = MANIFEST, canary: Sequence[str] = CANARY) -> None:
         self.enlist()
@@ -154,19 +143,19 @@ class ScriptedNode:
         self.say(m.CanaryAnswer(self.session, tuple(canary)))
 
     def beat(self, worker_pid: int = 2) -> None:
-        self.tell(m.Heartbeat(self.session, 1, worker_pid, 3))
+        self.tell(m.Heartbeat(self.session, worker_pid))
 
     @property
     def work(self) -> list[Span]:
         """The runs that it has in its hands."""
         current = self.bench.cluster.round
-        return [attempt.run for attempt in current.of(self.name)] if current is not None else []
+        return [attempt.span for attempt in current.of(self.name)] if current is not None else []
 
     @property
     def attempt(self) -> int:
         """Its first attempt in the round in work; 0 when it has none."""
         current = self.bench.cluster.round
-        return next((one.number for one in current.of(self.name)), 0) if current is not None else 0
+        return next((one.attempt for one in current.of(self.name)), 0) if current is not None else 0
 
     def answer(self, leaf: int, **changes: Any) -> tuple[m.LeafAnswer, bytes]:
         """The answer to a leaf of the round in work, with one row number."""
@@ -211,6 +200,13 @@ class ScriptedNode:
         self.say(m.VectorEnd(self.session, stream, digest(vector)))
 
 
+def give_back(cluster: Cluster, buffers: Iterable[Vector]) -> None:
+    """Buffers are summed away, and what waits for them is let in."""
+    for buffer in buffers:
+        cluster.transfers.pool.give_back(buffer)
+    cluster.tick(cluster.now)
+
+
 def leaf_of(index: int, tokens: int = 8) -> Leaf:
     """A leaf of one row."""
     ids = np.full(tokens, index % 96, np.int32)
@@ -231,19 +227,28 @@ def state_of(cluster: Cluster) -> Any:
     """The same, of a cluster."""
     current = cluster.round
     nodes = {
-        name: (node.session, node.state, node.data, node.canary, node.tokens_per_second, node.spent, set(node.cancelled))
+        name: (node.session, node.state, node.canary, node.speed.tokens_per_second, *worker_of(node))
         for name, node in cluster.nodes.items()
     }
     work = current and (
         dict(current.answers),
         list(current.partials),
         list(current.pending),
-        {one.number: (one.node, one.run, set(one.missing), set(one.answered)) for one in current.attempts.values()},
-        dict(current.deaths),
+        {
+            one.attempt: (one.node, one.span, set(one.missing), set(one.answered))
+            for one in current.assignments.values()
+        },
+        dict(current.crashes),
         dict(current.nonfinite),
     )
-    uploads = (cluster._uploads.held, dict(cluster._uploads._waiting), set(cluster._uploads._arriving))
-    return nodes, work, uploads, dict(cluster.members.given_up), cluster.failure, cluster.introduction
+    uploads = cluster.transfers.uploads
+    vectors = (uploads.pool.held, dict(uploads._waiting), set(uploads._arriving))
+    return nodes, work, vectors, dict(cluster.members.given_up), cluster.failure, cluster.introduction
+
+
+def worker_of(node: Node) -> tuple[Any, ...]:
+    """What must not change of a node's worker either."""
+    return (node.worker.data, node.worker.ended, set(node.worker.cancelled))
 
 
 def working(bench: Bench, *names: str, leaves: int = 4) -> list[ScriptedNode]:
@@ -280,7 +285,7 @@ def started_anew(node: ScriptedNode, *words: str) -> None:
     assert node.state == "connecting"
     (restart,) = node.heard(m.Restart, CONTROL)
     told = node.bench.told()
-    for word in (*words, "its worker is started anew"):
+    for word in (*words, "its worker is restarted"):
         assert word in told
     assert restart.session == session
     assert node.work == []

@@ -19,17 +19,17 @@ def seconds(costs: Sequence[float], speeds: Mapping[str, float], partial: float)
     return {name: NodeSeconds([cost / speed for cost in costs], partial) for name, speed in speeds.items()}
 
 
-def finish(costs: Sequence[float], speeds: Mapping[str, float], runs: Mapping[str, Span], partial: float) -> float:
+def finish(costs: Sequence[float], speeds: Mapping[str, float], spans: Mapping[str, Span], partial: float) -> float:
     """Seconds until the last node is done, by the definition."""
     total = len(costs)
     return max(
-        sum(costs[run.start : run.stop]) / speeds[name] + partial * len(subtrees(total, run))
-        for name, run in runs.items()
+        sum(costs[span.start : span.stop]) / speeds[name] + partial * len(subtrees(total, span))
+        for name, span in spans.items()
     )
 
 
 def every_split(total: int, names: Sequence[str]) -> Iterator[dict[str, Span]]:
-    """All contiguous splits in the order of the names; empty runs are left out."""
+    """All contiguous splits in the order of the names; empty spans are left out."""
     for inner in combinations_with_replacement(range(total + 1), len(names) - 1):
         edges = (0, *inner, total)
         yield {name: Span(edges[i], edges[i + 1]) for i, name in enumerate(names) if edges[i] < edges[i + 1]}
@@ -48,10 +48,10 @@ def test_every_leaf_is_given_once_in_contiguous_runs_in_the_order_of_the_roster(
     cluster: tuple[list[float], dict[str, float]], partial: float
 ) -> None:
     costs, speeds = cluster
-    runs = assign(seconds(costs, speeds, partial))
-    assert [name for name in speeds if name in runs] == list(runs)
-    assert [leaf for run in runs.values() for leaf in range(run.start, run.stop)] == list(range(len(costs)))
-    assert all(len(run) > 0 for run in runs.values())
+    spans = assign(seconds(costs, speeds, partial))
+    assert [name for name in speeds if name in spans] == list(spans)
+    assert [leaf for span in spans.values() for leaf in range(span.start, span.stop)] == list(range(len(costs)))
+    assert all(len(span) > 0 for span in spans.values())
 
 
 @settings(max_examples=150)
@@ -74,13 +74,13 @@ def test_no_other_split_is_done_earlier_where_each_node_has_its_own_widths_and_l
     best = min(
         max(
             nodes[name].start
-            + sum(nodes[name].leaves[run.start : run.stop])
-            + nodes[name].partial * len(subtrees(leaves, run))
-            for name, run in split.items()
+            + sum(nodes[name].leaves[span.start : span.stop])
+            + nodes[name].partial * len(subtrees(leaves, span))
+            for name, span in split.items()
         )
         for split in every_split(leaves, tuple(nodes))
     )
-    assert max(nodes[name].of(run) for name, run in assign(nodes).items()) <= best * (1 + 1e-9)
+    assert max(nodes[name].of(span) for name, span in assign(nodes).items()) <= best * (1 + 1e-9)
 
 
 def test_a_node_that_is_slow_at_long_rows_gets_the_short_ones() -> None:
@@ -99,20 +99,20 @@ def test_a_node_whose_link_takes_longer_than_the_others_need_for_all_gets_nothin
 def test_equally_fast_nodes_get_one_whole_subtree_each_of_n_times_a_power_of_two_leaves(nodes: int, k: int) -> None:
     total = nodes * 2**k
     speeds = dict.fromkeys((f"node-{index}" for index in range(nodes)), 100.0)
-    runs = list(assign(seconds([64.0] * total, speeds, PARTIAL)).values())
-    assert [len(run) for run in runs] == [2**k] * nodes
-    assert all(subtrees(total, run) == [run] for run in runs)
+    spans = list(assign(seconds([64.0] * total, speeds, PARTIAL)).values())
+    assert [len(span) for span in spans] == [2**k] * nodes
+    assert all(subtrees(total, span) == [span] for span in spans)
 
 
 @pytest.mark.parametrize(("nodes", "total"), [(2, 1), (3, 2), (5, 1), (5, 4), (9, 8), (9, 3)])
 def test_more_nodes_than_leaves_leave_nodes_out(nodes: int, total: int) -> None:
-    runs = assign(seconds([10.0] * total, {f"node-{index}": 5.0 for index in range(nodes)}, PARTIAL))
-    assert [len(run) for run in runs.values()] == [1] * total
+    spans = assign(seconds([10.0] * total, {f"node-{index}": 5.0 for index in range(nodes)}, PARTIAL))
+    assert [len(span) for span in spans.values()] == [1] * total
 
 
 def test_a_node_that_could_not_make_the_step_shorter_is_spared_a_partial() -> None:
-    runs = assign(seconds([10.0] * 4, {"a": 5.0, "b": 5.0, "c": 5.0}, PARTIAL))
-    assert [len(run) for run in runs.values()] == [2, 2]
+    spans = assign(seconds([10.0] * 4, {"a": 5.0, "b": 5.0, "c": 5.0}, PARTIAL))
+    assert [len(span) for span in spans.values()] == [2, 2]
 
 
 def test_a_node_that_is_far_too_slow_gets_nothing() -> None:
@@ -120,20 +120,20 @@ def test_a_node_that_is_far_too_slow_gets_nothing() -> None:
 
 
 def test_a_node_twice_as_fast_gets_twice_the_leaves() -> None:
-    runs = assign(seconds([10.0] * 12, {"fast": 200.0, "slow": 100.0}, 0.0))
-    assert runs == {"fast": Span(0, 8), "slow": Span(8, 12)}
+    spans = assign(seconds([10.0] * 12, {"fast": 200.0, "slow": 100.0}, 0.0))
+    assert spans == {"fast": Span(0, 8), "slow": Span(8, 12)}
 
 
 def test_long_leaves_count_by_their_tokens() -> None:
-    runs = assign(seconds([800.0, 100.0, 100.0, 100.0, 100.0, 100.0, 100.0, 100.0, 100.0], {"a": 1.0, "b": 1.0}, 0.0))
-    assert runs == {"a": Span(0, 1), "b": Span(1, 9)}
+    spans = assign(seconds([800.0, 100.0, 100.0, 100.0, 100.0, 100.0, 100.0, 100.0, 100.0], {"a": 1.0, "b": 1.0}, 0.0))
+    assert spans == {"a": Span(0, 1), "b": Span(1, 9)}
 
 
 def test_balance_is_given_up_where_more_partials_would_cost_more() -> None:
     # 6 leaves split as 4 + 2 are two subtrees; the even split 3 + 3 needs four, one more each.
     costs, speeds = [1.0] * 6, {"a": 1.0, "b": 1.0}
-    assert [len(run) for run in assign(seconds(costs, speeds, 0.0)).values()] == [3, 3]
-    assert {len(run) for run in assign(seconds(costs, speeds, 1.5)).values()} == {4, 2}
+    assert [len(span) for span in assign(seconds(costs, speeds, 0.0)).values()] == [3, 3]
+    assert {len(span) for span in assign(seconds(costs, speeds, 1.5)).values()} == {4, 2}
 
 
 def test_equal_splits_take_the_fewer_partials_and_the_same_input_gives_the_same_answer() -> None:
@@ -146,10 +146,10 @@ def test_many_leaves_are_split_at_whole_groups_so_that_partials_stay_few() -> No
     total = 1000
     costs = [float(50 + (37 * index) % 100) for index in range(total)]
     speeds = {"a": 100.0, "b": 130.0, "c": 90.0}
-    runs = assign(seconds(costs, speeds, PARTIAL))
+    spans = assign(seconds(costs, speeds, PARTIAL))
     group = 32
     assert -(-total // group) <= MAX_UNITS < -(-total // (group // 2))
-    assert all(run.start % group == 0 for run in runs.values())
+    assert all(span.start % group == 0 for span in spans.values())
     # No later than the perfect balance by more than one group on the slowest node, and the partials.
     balanced = sum(costs) / sum(speeds.values())
-    assert finish(costs, speeds, runs, PARTIAL) <= balanced + group * 150 / 90 + PARTIAL * 24
+    assert finish(costs, speeds, spans, PARTIAL) <= balanced + group * 150 / 90 + PARTIAL * 24

@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from mlxdist.coordinator.cluster.audit import (
     TOLERANCE,
     Answer,
-    Verdict,
+    Finding,
     answer_of,
     chosen,
     distance,
     judge,
 )
 from mlxdist.coordinator.config.schema import BatchConfig, DataConfig, LoraConfig, RunConfig, TrainConfig
-from mlxdist.coordinator.methods.sft import Sft
+from mlxdist.coordinator.methods.kinds import Sft
 from mlxdist.coordinator.train import Run, train
+from mlxdist.coordinator.training.adamw import no_moments
 from mlxdist.coordinator.training.initial_adapter import draw
-from mlxdist.coordinator.training.optimizer import no_moments
 from mlxdist.coordinator.training.startup import plan_sentences
 from mlxdist.coordinator.training.state import State
 from mlxdist.node.link.jobs import Job, Partial, Results
@@ -85,13 +85,13 @@ NEAR = RIGHT * np.float32(1 + 1e-6)
 
 def conclude(
     vectors: dict[str, list[Vector]], alike: Callable[[str, str], bool] = lambda one, other: True
-) -> tuple[Verdict, list[str]]:
-    """The verdict over nodes that give these vectors in turn, the last one for ever; and who was asked."""
+) -> tuple[Finding, list[str]]:
+    """The finding over nodes that give these vectors in turn, the last one for ever; and who was asked."""
     nodes = list(vectors)
     answers, asked = [answer_of(nodes[0], vectors[nodes[0]][0])], [nodes[0]]
     while True:
         next_ = judge(answers, alike, nodes)
-        if isinstance(next_, Verdict):
+        if isinstance(next_, Finding):
             return next_, asked
         asked.append(next_)
         given = vectors[next_]
@@ -100,15 +100,15 @@ def conclude(
 
 
 def test_two_that_agree_are_asked_no_further() -> None:
-    assert conclude({"a": [RIGHT], "b": [RIGHT], "c": [WRONG]}) == (Verdict(), ["a", "b"])
+    assert conclude({"a": [RIGHT], "b": [RIGHT], "c": [WRONG]}) == (Finding(), ["a", "b"])
 
 
 @pytest.mark.parametrize("bad", ["a", "b"])
 @pytest.mark.parametrize("wrong", [[WRONG], [WRONG, RIGHT], [NEAR, RIGHT]], ids=["always", "once", "a last bit once"])
 def test_a_third_node_says_who_is_wrong(bad: str, wrong: list[Vector]) -> None:
     vectors = {name: wrong if name == bad else [RIGHT] for name in "abc"}
-    verdict, asked = conclude(vectors)
-    assert verdict == Verdict(guilty=(bad,))
+    finding, asked = conclude(vectors)
+    assert finding == Finding(wrong=(bad,))
     assert asked == ["a", "b", "c", bad]
 
 
@@ -116,22 +116,22 @@ def test_a_third_node_says_who_is_wrong(bad: str, wrong: list[Vector]) -> None:
 def test_of_two_nodes_the_one_that_takes_its_answer_back_is_wrong(bad: str) -> None:
     other = "b" if bad == "a" else "a"
     vectors = {bad: [WRONG, RIGHT], other: [RIGHT]}
-    assert conclude({name: vectors[name] for name in "ab"})[0] == Verdict(guilty=(bad,))
+    assert conclude({name: vectors[name] for name in "ab"})[0] == Finding(wrong=(bad,))
 
 
 def test_of_two_nodes_the_one_that_never_repeats_its_bits_is_wrong() -> None:
-    assert conclude({"a": [WRONG, 2 * WRONG], "b": [RIGHT]})[0] == Verdict(guilty=("a",))
+    assert conclude({"a": [WRONG, 2 * WRONG], "b": [RIGHT]})[0] == Finding(wrong=("a",))
 
 
 def test_two_nodes_that_both_insist_cannot_be_judged() -> None:
-    assert conclude({"a": [WRONG], "b": [RIGHT]})[0] == Verdict(undecided=True)
+    assert conclude({"a": [WRONG], "b": [RIGHT]})[0] == Finding(undecided=True)
 
 
 @pytest.mark.parametrize("vectors", [{"a": [NEAR], "b": [RIGHT]}, {"a": [NEAR], "b": [RIGHT], "c": [RIGHT]}])
 def test_the_same_other_last_bits_each_time_are_no_fault(vectors: dict[str, list[Vector]]) -> None:
-    verdict, _ = conclude(vectors)
-    assert verdict.guilty == ()
-    assert "a" in verdict.unlike
+    finding, _ = conclude(vectors)
+    assert finding.wrong == ()
+    assert "a" in finding.unlike
 
 
 def test_nodes_of_two_classes_agree_within_the_tolerance() -> None:
@@ -140,22 +140,22 @@ def test_nodes_of_two_classes_agree_within_the_tolerance() -> None:
     def alike(one: str, other: str) -> bool:
         return classes[one] == classes[other]
 
-    assert conclude({"a": [NEAR], "b": [RIGHT], "c": [RIGHT]}, alike) == (Verdict(), ["a", "b"])
-    assert conclude({"a": [WRONG], "b": [RIGHT], "c": [RIGHT]}, alike)[0] == Verdict(guilty=("a",))
+    assert conclude({"a": [NEAR], "b": [RIGHT], "c": [RIGHT]}, alike) == (Finding(), ["a", "b"])
+    assert conclude({"a": [WRONG], "b": [RIGHT], "c": [RIGHT]}, alike)[0] == Finding(wrong=("a",))
     assert conclude({"a": [RIGHT * np.float32(1 + 2 * TOLERANCE)], "b": [RIGHT]}, alike)[0].undecided
 
 
 def test_other_row_numbers_are_another_answer() -> None:
     one, other = answer_of("a", RIGHT), answer_of("b", RIGHT)
-    assert judge([replace(one, rows=b"1"), other], lambda *_: True, "ab") == Verdict()  # not of the same node
+    assert judge([replace(one, rows=b"1"), other], lambda *_: True, "ab") == Finding()  # not of the same node
     assert judge([replace(one, rows=b"1"), replace(other, rows=b"2")], lambda *_: True, "ab") == "a"
 
 
 def test_who_is_gone_is_not_asked_and_not_believed_against_one_that_repeats_its_bits() -> None:
     answers = [answer_of("gone", WRONG), answer_of("b", RIGHT)]
     assert judge(answers, lambda *_: True, ["b"]) == "b"
-    assert judge([*answers, answer_of("b", RIGHT)], lambda *_: True, ["b"]) == Verdict(guilty=("gone",))
-    assert judge([answer_of("a", RIGHT)], lambda *_: True, ["a"]) == Verdict()  # nobody else is left
+    assert judge([*answers, answer_of("b", RIGHT)], lambda *_: True, ["b"]) == Finding(wrong=("gone",))
+    assert judge([answer_of("a", RIGHT)], lambda *_: True, ["a"]) == Finding()  # nobody else is left
 
 
 @given(st.lists(st.lists(st.sampled_from([0, 0, 0, 1, 2]), min_size=2, max_size=2), min_size=2, max_size=5))
@@ -164,12 +164,12 @@ def test_who_is_gone_is_not_asked_and_not_believed_against_one_that_repeats_its_
 def test_every_cluster_comes_to_a_verdict_and_an_honest_one_to_no_guilt(kinds: list[list[int]]) -> None:
     vectors = [RIGHT, WRONG, WRONG * 3]
     nodes = {f"n{index}": [vectors[kind] for kind in pair] for index, pair in enumerate(kinds)}
-    verdict, _ = conclude(nodes)
+    finding, _ = conclude(nodes)
     honest = [name for name, given in nodes.items() if all(vector is RIGHT for vector in given)]
     if len(honest) == len(nodes):
-        assert verdict == Verdict()
+        assert finding == Finding()
     if len(honest) > len(nodes) / 2:
-        assert not set(honest) & set(verdict.guilty)
+        assert not set(honest) & set(finding.wrong)
 
 
 # ---- whole runs
@@ -230,7 +230,7 @@ def trained(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[.
             fleet.wait_for_nodes(len(engines), len(engines), 0.0)
             loop = Run(config, Sft(config, rows, None), rows, silent, steps, fleet, silent, silent)  # type: ignore[arg-type]
             state = train(loop, State(vector, no_moments(len(vector))))
-            assert fleet.most_vectors_held <= len(engines) + 2 + 3
+            assert fleet._pool.most_held <= len(engines) + 2 + 3
         return hashlib.sha256(state.adapter.tobytes()).hexdigest(), news, fleet.audited
 
     return run
@@ -296,7 +296,7 @@ def test_two_nodes_that_both_insist_stop_the_run_with_both_names(
 def test_a_node_that_was_put_out_is_told_why_and_not_admitted_again() -> None:
     bench = Bench()
     good, bad = bench.ready("good", "bad")
-    bench.cluster.members.quarantine(bench.cluster.nodes["bad"], "its numbers are wrong")
+    bench.cluster.quarantine("bad", "its numbers are wrong")
     bench.collect()
     assert [refusal.reason for refusal in bad.heard(m.Reject, CONTROL)] == ["its numbers are wrong"]
     again = ScriptedNode(bench, "bad", pid=2)

@@ -20,6 +20,7 @@ from tests.coordinator.cluster.scripted_node import (
     SPEC,
     Bench,
     ScriptedNode,
+    give_back,
     introduction,
     new_cluster,
     request_of,
@@ -37,7 +38,7 @@ def test_a_node_is_admitted_welcomed_tried_and_given_the_adapter() -> None:
     bench.cluster.set_adapter(3, ADAPTER)
     node = ScriptedNode(bench, "mini-1")
     node.enlist()
-    assert node.heard(m.Accept, CONTROL) == [m.Accept(SessionId("run", 5, 1), 7001, 2.0, WORKER_ENVIRONMENT)]
+    assert node.heard(m.Accept, CONTROL) == [m.Accept(SessionId("run", 5, 1), 7001, 2.0, WORKER_ENVIRONMENT, 1.0)]
     assert node.state == "connecting"
     node.hello()
     assert node.heard(m.Welcome) == [m.Welcome(node.session, SPEC)]
@@ -91,7 +92,7 @@ def test_a_second_supervisor_of_a_name_waits_while_the_first_is_tried_and_is_ref
     bench = Bench()
     first, second = two_supervisors(bench)
     before = snapshot(bench)
-    assert first.heard(m.HeartbeatAck, CONTROL) == [m.HeartbeatAck(first.session, -1)]  # is its connection still there?
+    assert first.heard(m.HeartbeatAck, CONTROL) == [m.HeartbeatAck(first.session)]  # is its connection still there?
     for beats in (1, 2):
         second.enlist()
         assert second.heard(m.Message, CONTROL) == [], beats  # it is to ask again
@@ -129,7 +130,7 @@ def test_a_supervisor_started_anew_takes_the_place_of_the_first_as_soon_as_that_
     assert len(bench.cluster.nodes) == 1
     before = snapshot(bench)
     bench.post(DATA, first.data, *first.answer(0, session=session, attempt=attempt))
-    bench.post(CONTROL, first.control, m.Heartbeat(session, 9, 2, 3))
+    bench.post(CONTROL, first.control, m.Heartbeat(session, 2))
     assert snapshot(bench) == before  # the first one's life is over
     second.get_ready()
     assert second.work == [Span(0, 2)]
@@ -141,7 +142,7 @@ def test_a_supervisor_started_anew_takes_the_place_of_the_first_as_soon_as_that_
 )
 def test_a_name_that_could_not_name_a_file_is_refused(name: str) -> None:
     bench = Bench()
-    bench.post(CONTROL, b"peer", m.Register(m.PROTOCOL_VERSION, name, 1, 0, {}))
+    bench.post(CONTROL, b"peer", m.Register(m.PROTOCOL_VERSION, name, 0, {}))
     ((refusal, _),) = bench.mail[CONTROL, b"peer"]
     assert isinstance(refusal, m.Reject)
     assert "--name" in refusal.reason
@@ -150,7 +151,7 @@ def test_a_name_that_could_not_name_a_file_is_refused(name: str) -> None:
 
 def test_a_supervisor_at_the_data_port_is_told_so() -> None:
     bench = Bench()
-    bench.post(DATA, b"peer", m.Register(m.PROTOCOL_VERSION, "mini-1", 1, 0, {}))
+    bench.post(DATA, b"peer", m.Register(m.PROTOCOL_VERSION, "mini-1", 0, {}))
     ((refusal, _),) = bench.mail[DATA, b"peer"]
     assert refusal == m.Reject("this is the data port of the run: --connect takes its control port")
     assert not bench.cluster.nodes
@@ -174,7 +175,7 @@ def test_after_the_goodbye_nobody_is_admitted() -> None:
 
 def test_another_protocol_is_refused_with_both_versions() -> None:
     bench = Bench()
-    bench.post(CONTROL, b"peer", m.Register(99, "mini-1", 1, 0, {}))
+    bench.post(CONTROL, b"peer", m.Register(99, "mini-1", 0, {}))
     ((refusal, _),) = bench.mail[CONTROL, b"peer"]
     assert isinstance(refusal, m.Reject)
     assert "mini-1 speaks protocol 99, the coordinator 1" in refusal.reason
@@ -187,7 +188,7 @@ def test_another_version_of_a_package_is_refused_with_both_versions(package: str
     node = ScriptedNode(bench, "mini-1")
     node.enlist()
     node.hello(**{package: "0.31.0"})
-    mine = bench.cluster.rules.versions[package]
+    mine = bench.cluster.settings.versions[package]
     turned_away(node, MismatchError, f"mini-1 has {package} 0.31.0, the coordinator {mine}: install the same version")
 
 
@@ -195,7 +196,7 @@ def test_a_package_that_is_absent_is_refused() -> None:
     bench = Bench()
     node = ScriptedNode(bench, "mini-1")
     node.enlist()
-    node.say(m.Hello(node.session, m.PROTOCOL_VERSION, "mini-1", {"mlx": "0.32.4"}))
+    node.say(m.Hello(node.session, {"mlx": "0.32.4"}))
     turned_away(node, MismatchError, "mini-1 has mlx-lm absent, the coordinator 0.32.2")
 
 
@@ -302,9 +303,9 @@ def test_a_round_asks_each_node_for_its_run_and_takes_answers_and_partials() -> 
         (Span(2, 4), (PARTIAL + 2).tobytes()),
     ]
     assert bench.cluster.fetch_partials() == []
-    assert bench.cluster._uploads.held == 2
-    bench.cluster.release([vector for _, vector in partials])
-    assert bench.cluster._uploads.held == 0
+    assert bench.cluster.transfers.pool.held == 2
+    give_back(bench.cluster, [vector for _, vector in partials])
+    assert bench.cluster.transfers.pool.held == 0
     assert not bench.failure
 
 
@@ -319,7 +320,7 @@ def test_scores_need_no_partials() -> None:
     assert node.state == "ready"
     assert bench.cluster.round is not None
     assert bench.cluster.round.complete
-    assert bench.cluster.nodes["a"].tokens_per_second == 0  # a forward alone is no measure of a step
+    assert bench.cluster.nodes["a"].speed.tokens_per_second == 0  # a forward alone is no measure of a step
 
 
 def test_without_a_ready_node_a_round_waits_says_so_and_is_given_to_the_first_that_is_ready() -> None:

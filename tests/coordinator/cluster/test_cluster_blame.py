@@ -12,11 +12,11 @@ from tests.coordinator.cluster.scripted_node import PARTIAL, Bench, ScriptedNode
 
 
 def attempts(bench: Bench) -> list[Assignment]:
-    return list(bench.cluster.round.attempts.values()) if bench.cluster.round is not None else []
+    return list(bench.cluster.round.assignments.values()) if bench.cluster.round is not None else []
 
 
 def nonfinite(node: ScriptedNode, at: int, **changes: Any) -> m.Fault:
-    values = {"step": 4, "attempt": node.attempt, "leaf": at, "row_ids": (at,)}
+    values = {"step": 4, "attempt": node.attempt, "leaf": at}
     return m.Fault(node.session, "nonfinite", f"NaN in leaf {at}", **{**values, **changes})
 
 
@@ -52,8 +52,8 @@ def test_on_the_only_node_a_nan_is_computed_once_more_there_and_the_second_one_e
     node.say(nonfinite(node, 1))
     assert sorted(node.work) == [Span(0, 1), Span(1, 2)] or node.work == [Span(1, 2)]
     assert not bench.failure
-    alone = next(one for one in bench.cluster.work.round.attempts.values() if one.alone)  # type: ignore[union-attr]
-    node.say(nonfinite(node, 1, attempt=alone.number))
+    alone = next(one for one in bench.cluster.scheduler.round.assignments.values() if one.alone)  # type: ignore[union-attr]
+    node.say(nonfinite(node, 1, attempt=alone.attempt))
     failed_with(bench, NonFiniteError, "leaf 1 of step 4 (rows 1), on a and on a")
 
 
@@ -82,9 +82,9 @@ def test_a_leaf_in_work_at_two_deaths_goes_alone_to_an_idle_node_and_a_third_dea
     second.say(second.offer(Span(1, 2)))
     second.send(1, PARTIAL)
     dies(bench, "a")
-    assert [(one.node, one.run, one.alone) for one in attempts(bench)] == [("b", Span(0, 1), False)]
+    assert [(one.node, one.span, one.alone) for one in attempts(bench)] == [("b", Span(0, 1), False)]
     dies(bench, "b")
-    ((taker, run, alone),) = [(one.node, one.run, one.alone) for one in attempts(bench)]
+    ((taker, run, alone),) = [(one.node, one.span, one.alone) for one in attempts(bench)]
     assert (run, alone) == (Span(0, 1), True)
     assert not bench.failure
     ScriptedNode(bench, taker).tell(m.WorkerExit(ScriptedNode(bench, taker).session, "killed", ()))
@@ -100,11 +100,11 @@ def test_a_third_death_beside_other_work_ends_nothing_and_the_leaf_goes_alone_th
     working(bench, "a", "b", leaves=4)
     current = bench.cluster.round
     assert current is not None
-    current.deaths[0] = 2  # in work twice, and for a third time now, beside leaf 1
+    current.crashes[0] = 2  # in work twice, and for a third time now, beside leaf 1
     dies(bench, "a")
     assert not bench.failure
-    assert current.deaths[0] == 3
-    taken = [(one.run, one.alone) for one in attempts(bench) if one.run.start == 0]
+    assert current.crashes[0] == 3
+    taken = [(one.span, one.alone) for one in attempts(bench) if one.span.start == 0]
     assert taken == [(Span(0, 1), True)]
 
 
@@ -121,4 +121,4 @@ def test_who_leaves_is_turned_away_or_connects_anew_is_no_death_of_its_leaf(how:
     assert node.work == []
     assert sorted(other.work) == [Span(0, 2), Span(2, 4)]
     assert bench.cluster.round is not None
-    assert not +bench.cluster.round.deaths
+    assert not +bench.cluster.round.crashes

@@ -59,7 +59,7 @@ def test_what_was_finished_before_the_exit_stays_and_only_the_rest_is_given_agai
     assert [span for span, _ in bench.cluster.fetch_partials()] == [Span(0, 2)]
     current = bench.cluster.round
     assert current is not None
-    assert dict(current.deaths) == {2: 1}
+    assert dict(current.crashes) == {2: 1}
 
 
 def test_a_lost_exit_message_is_made_good_by_the_next_beat() -> None:
@@ -200,7 +200,7 @@ def test_a_node_that_was_declared_dead_is_told_that_its_life_is_over_and_joins_a
     before = snapshot(bench)
     bench.mail.clear()
     node.say(*late)
-    node.tell(m.Heartbeat(session, 9, 2, 3))
+    node.tell(m.Heartbeat(session, 2))
     assert node.heard(m.Stale) == [m.Stale(session, "LeafAnswer", over=True)]
     assert node.heard(m.Stale, CONTROL) == [m.Stale(session, "Heartbeat", over=True)]
     assert snapshot(bench) == before
@@ -251,8 +251,8 @@ def test_a_suspect_node_that_finishes_meanwhile_is_ready_when_it_beats_again() -
 def test_a_beat_is_noted_so_that_the_node_hears_its_coordinator() -> None:
     bench = Bench()
     (node,) = bench.ready("a")
-    node.tell(m.Heartbeat(node.session, 41, 2, 3))
-    assert node.heard(m.HeartbeatAck, CONTROL) == [m.HeartbeatAck(node.session, 41)]
+    node.tell(m.Heartbeat(node.session, 2))
+    assert node.heard(m.HeartbeatAck, CONTROL) == [m.HeartbeatAck(node.session)]
 
 
 def test_a_loading_node_that_is_silent_is_not_suspect_but_dies_too() -> None:

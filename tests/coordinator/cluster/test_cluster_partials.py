@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mlxdist.coordinator.cluster.cluster import SPOILED
+from mlxdist.coordinator.cluster.transfers import MOST_DAMAGED
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.transport import CONTROL
@@ -13,6 +13,7 @@ from tests.coordinator.cluster.scripted_node import (
     PARTIAL,
     Bench,
     ScriptedNode,
+    give_back,
     request_of,
     snapshot,
     started_anew,
@@ -32,7 +33,7 @@ def half_sent(bench: Bench) -> ScriptedNode:
     node.say(node.offer(Span(0, 1), manifest=LARGE))
     assert [credit.upto for credit in node.heard(m.Credit)] == [2]
     node.say(m.VectorBlock(node.session, 1, 0), LARGE_PARTIAL.tobytes()[:BLOCK_BYTES])
-    assert bench.cluster._uploads.held == 1
+    assert bench.cluster.transfers.pool.held == 1
     return node
 
 
@@ -54,7 +55,7 @@ def test_a_partial_without_its_last_block_does_not_count_and_its_worker_is_start
     node.say(m.VectorEnd(node.session, 1, digest(LARGE_PARTIAL)))
     started_anew(node, "a: it sent what makes no sense: vector 1 ended after 1 of 2 blocks")
     assert bench.cluster.fetch_partials() == []
-    assert bench.cluster._uploads.held == 0
+    assert bench.cluster.transfers.pool.held == 0
 
 
 def send_damaged(node: ScriptedNode, stream: int) -> None:
@@ -74,7 +75,7 @@ def test_a_partial_with_another_hash_does_not_count_is_asked_for_again_and_count
     assert node.heard(m.Received) == [m.Received(node.session, 1, whole=False)]
     assert bench.told() == "a: the partial over [0, 2) arrived damaged; sent again"
     assert bench.cluster.fetch_partials() == []
-    assert bench.cluster._uploads.held == 0
+    assert bench.cluster.transfers.pool.held == 0
     assert (node.state, node.work, other.work) == ("busy", [Span(0, 2)], [Span(2, 4)])
     node.say(node.offer(Span(0, 2), stream=2))
     node.send(2, PARTIAL)
@@ -86,13 +87,13 @@ def test_a_partial_with_another_hash_does_not_count_is_asked_for_again_and_count
 def test_a_worker_whose_vectors_arrive_damaged_again_and_again_is_started_anew() -> None:
     bench = Bench()
     node, _ = working(bench, "a", "b")
-    for stream in range(1, SPOILED + 1):
+    for stream in range(1, MOST_DAMAGED + 1):
         send_damaged(node, stream)
         assert node.state == "busy"
-    send_damaged(node, SPOILED + 1)
-    started_anew(node, f"{SPOILED + 1} vectors arrived damaged")
+    send_damaged(node, MOST_DAMAGED + 1)
+    started_anew(node, f"{MOST_DAMAGED + 1} vectors arrived damaged")
     assert bench.cluster.fetch_partials() == []
-    assert bench.cluster._uploads.held == 0
+    assert bench.cluster.transfers.pool.held == 0
 
 
 def test_an_adapter_that_arrived_damaged_is_sent_again_with_the_reference() -> None:
@@ -124,11 +125,11 @@ def test_the_half_partial_of_a_lost_node_is_thrown_away_and_its_buffer_is_free(e
     else:
         bench.tick(16.0)
     assert bench.cluster.fetch_partials() == []
-    assert bench.cluster._uploads.held == 0
+    assert bench.cluster.transfers.pool.held == 0
     assert bench.cluster.round is not None
     assert bench.cluster.round.pending == [Span(0, 1)]
     bench.mail.clear()
-    bench.cluster.release([])  # nothing of the lost node is let in again
+    give_back(bench.cluster, [])  # nothing of the lost node is let in again
     bench.collect()
     assert not bench.mail
 
@@ -159,8 +160,8 @@ def test_blocks_that_were_not_let_in_are_refused() -> None:
 def test_blocks_of_an_offer_that_still_waits_for_room_are_refused() -> None:
     bench = Bench()
     node, other = working(bench, "a", "b", leaves=8)
-    bench.cluster._uploads.limit = 1
-    bench.cluster._uploads.reserve = 0
+    bench.cluster.transfers.uploads.limit = 1
+    bench.cluster.transfers.uploads.reserve = 0
     node.say(node.offer(Span(0, 4)))
     other.say(other.offer(Span(4, 8)))
     other.say(m.VectorBlock(other.session, 1, 0), PARTIAL.tobytes())
@@ -183,7 +184,7 @@ def test_the_rest_of_a_vector_that_lost_a_race_is_stale_and_its_worker_goes_on()
     assert slow.heard(m.Restart, CONTROL) == []
     ((_, vector),) = bench.cluster.fetch_partials()
     assert vector.tobytes() == PARTIAL.tobytes()
-    assert bench.cluster._uploads.held == 1
+    assert bench.cluster.transfers.pool.held == 1
 
 
 def copied(bench: Bench) -> tuple[ScriptedNode, ScriptedNode]:
@@ -226,6 +227,6 @@ def test_a_subtree_that_comes_twice_counts_once_and_its_second_buffer_is_free() 
     node.send(2, PARTIAL + 1)
     ((_, vector),) = bench.cluster.fetch_partials()
     assert vector.tobytes() == PARTIAL.tobytes()
-    assert bench.cluster._uploads.held == 1
+    assert bench.cluster.transfers.pool.held == 1
     assert {stale.stream for stale in node.heard(m.Stale)} == {2}
     assert node.heard(m.Restart, CONTROL) == []

@@ -19,6 +19,7 @@ from tests.coordinator.cluster.scripted_node import (
     PARTIAL,
     Bench,
     ScriptedNode,
+    give_back,
     introduction,
     snapshot,
     started_anew,
@@ -82,9 +83,7 @@ def test_an_offer_of_what_is_not_the_nodes_missing_subtree_is_stale_and_changes_
     assert snapshot(bench) == before
 
 
-@pytest.mark.parametrize(
-    "change", [{"run": "another"}, {"incarnation": 4}, {"incarnation": 6}, {"number": 9}], ids=str
-)
+@pytest.mark.parametrize("change", [{"run": "another"}, {"incarnation": 4}, {"incarnation": 6}, {"number": 9}], ids=str)
 def test_a_message_of_another_life_is_stale_and_changes_nothing(change: dict[str, Any]) -> None:
     bench = Bench()
     node, _ = working(bench, "a", "b")
@@ -98,8 +97,8 @@ def test_a_message_of_another_life_is_stale_and_changes_nothing(change: dict[str
         (DATA, m.VectorBlock(session, 1, 0)),
         (DATA, m.VectorEnd(session, 1, "")),
         (DATA, m.Fault(session, "error", "something")),
-        (DATA, m.Hello(session, 1, "a", {})),
-        (CONTROL, m.Heartbeat(session, 1, 2, 3)),
+        (DATA, m.Hello(session, {})),
+        (CONTROL, m.Heartbeat(session, 2)),
         (CONTROL, m.WorkerExit(session, "killed", ())),
         (CONTROL, m.Leave(session)),
     ]
@@ -185,7 +184,7 @@ def test_a_vector_of_another_manifest_or_slice_is_refused(change: dict[str, Any]
     node.say(node.offer(Span(0, 2), **change))
     turned_away(node, MismatchError, f"a offers a vector that is not of this run's manifest ({ELEMENTS} elements)")
     assert sorted(other.work) == [Span(0, 2), Span(2, 4)]
-    assert bench.cluster._uploads.held == 0
+    assert bench.cluster.transfers.pool.held == 0
     assert bench.cluster.fetch_partials() == []
 
 
@@ -212,9 +211,9 @@ def test_a_time_that_is_none_does_not_touch_the_measured_speed(seconds: float) -
     bench = Bench()
     node, _ = working(bench, "a", "b")
     node.say(*node.answer(0))
-    assert bench.cluster.nodes["a"].tokens_per_second == 16.0
+    assert bench.cluster.nodes["a"].speed.tokens_per_second == 16.0
     node.say(*node.answer(1, seconds=seconds))
-    assert bench.cluster.nodes["a"].tokens_per_second == 16.0
+    assert bench.cluster.nodes["a"].speed.tokens_per_second == 16.0
 
 
 def out_of_turn(node: ScriptedNode) -> dict[str, tuple[str, Message]]:
@@ -222,9 +221,9 @@ def out_of_turn(node: ScriptedNode) -> dict[str, tuple[str, Message]]:
     return {
         "a second model": (DATA, introduction(session)),
         "a second canary": (DATA, m.CanaryAnswer(session, ("a",) * 3)),
-        "a beat as data": (DATA, m.Heartbeat(session, 1, 2, 3)),
+        "a beat as data": (DATA, m.Heartbeat(session, 2)),
         "a task": (DATA, m.Assignment(session, "gradient", 1, 1, 1, 0, 1, 1, "sft", "current", {})),
-        "an admission": (CONTROL, m.Accept(session, 1, 1.0, {})),
+        "an admission": (CONTROL, m.Accept(session, 1, 1.0, {}, 1.0)),
         "a leaf as control": (CONTROL, node.answer(0)[0]),
         "a stale": (DATA, m.Stale(session, "you")),
     }
@@ -281,6 +280,6 @@ def test_no_message_of_any_node_stops_the_coordinator(data: st.DataObject) -> No
         peer = node.data if channel == DATA else node.control
         bench.post(channel, peer, message, data.draw(st.sampled_from([b"", b"1234", PARTIAL.tobytes()])))
         bench.tick(data.draw(st.sampled_from([0.0, 1.0, 7.0])))
-        bench.cluster.release([vector for _, vector in bench.cluster.fetch_partials()])
+        give_back(bench.cluster, [vector for _, vector in bench.cluster.fetch_partials()])
         bench.collect()
-    assert bench.cluster._uploads.held >= 0
+    assert bench.cluster.transfers.pool.held >= 0

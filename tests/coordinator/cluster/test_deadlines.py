@@ -4,24 +4,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxdist.coordinator.schedule.deadlines import FIRST_FACTOR, REMEMBERED, Patience
+from mlxdist.coordinator.schedule.deadlines import FIRST_FACTOR, REMEMBERED, Deadlines
 from mlxdist.protocol.backoff import Backoff
 
-# ---- patience
+# ---- deadlines
 
 
-def known(seconds: float = 1.0, tokens: int = 100, width: int = 100) -> Patience:
+def known(seconds: float = 1.0, tokens: int = 100, width: int = 100) -> Deadlines:
     """A leaf of 100 tokens was computed."""
-    patience = Patience(least_seconds=30.0, factor=10.0, first_seconds=600.0)
-    patience.took(tokens, width, seconds)
-    return patience
+    deadlines = Deadlines(progress_seconds=30.0, progress_factor=10.0, start_timeout=600.0)
+    deadlines.took(tokens, width, seconds)
+    return deadlines
 
 
 def test_while_nothing_is_known_the_first_leaf_has_its_own_limit() -> None:
-    patience = Patience(first_seconds=600.0)
-    assert patience.usual(100) is None
+    deadlines = Deadlines(progress_seconds=30.0, progress_factor=10.0, start_timeout=600.0)
+    assert deadlines.usual(100) is None
     for first in (True, False):
-        assert patience.limit(10**6, 10**6, first=first) == 600.0
+        assert deadlines.limit(10**6, 10**6, first=first) == 600.0
 
 
 def test_the_limit_is_a_multiple_of_the_usual_time_of_so_many_tokens_and_never_below_the_least() -> None:
@@ -31,28 +31,28 @@ def test_the_limit_is_a_multiple_of_the_usual_time_of_so_many_tokens_and_never_b
 
 
 def test_a_nodes_first_leaf_and_a_leaf_of_a_new_width_are_given_more() -> None:
-    patience = known(7.0)
-    ordinary = patience.limit(100, 100, first=False)
-    assert patience.limit(100, 100, first=True) == pytest.approx(FIRST_FACTOR * ordinary)
-    assert patience.limit(100, 101, first=False) == pytest.approx(FIRST_FACTOR * ordinary)
-    patience.took(101, 101, 7.07)
-    assert patience.limit(100, 101, first=False) == pytest.approx(ordinary)
+    deadlines = known(7.0)
+    ordinary = deadlines.limit(100, 100, first=False)
+    assert deadlines.limit(100, 100, first=True) == pytest.approx(FIRST_FACTOR * ordinary)
+    assert deadlines.limit(100, 101, first=False) == pytest.approx(FIRST_FACTOR * ordinary)
+    deadlines.took(101, 101, 7.07)
+    assert deadlines.limit(100, 101, first=False) == pytest.approx(ordinary)
 
 
 def test_one_leaf_that_took_for_ever_does_not_move_the_limit() -> None:
-    patience = known(7.0)
+    deadlines = known(7.0)
     for _ in range(4):
-        patience.took(100, 100, 7.0)
-    before = patience.limit(100, 100, first=False)
-    patience.took(100, 100, 10**6)
-    assert patience.limit(100, 100, first=False) == pytest.approx(before)
+        deadlines.took(100, 100, 7.0)
+    before = deadlines.limit(100, 100, first=False)
+    deadlines.took(100, 100, 10**6)
+    assert deadlines.limit(100, 100, first=False) == pytest.approx(before)
 
 
 def test_old_times_are_forgotten() -> None:
-    patience = known(1.0)
+    deadlines = known(1.0)
     for _ in range(REMEMBERED):
-        patience.took(100, 100, 50.0)
-    assert patience.usual(100) == pytest.approx(50.0)
+        deadlines.took(100, 100, 50.0)
+    assert deadlines.usual(100) == pytest.approx(50.0)
 
 
 @given(st.floats(0, 1e4), st.integers(0, 10**6), st.integers(0, 10**5), st.booleans())

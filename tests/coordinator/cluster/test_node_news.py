@@ -1,7 +1,7 @@
 """What the cluster tells of its nodes: a cause and what was done for each change, a pause at both its ends."""
 
 from mlxdist.coordinator.cluster.cluster import Cluster
-from mlxdist.coordinator.cluster.settings import NodeNews, Rules
+from mlxdist.coordinator.cluster.events import NodeNews
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.tree import Span
 from tests.coordinator.cluster.scripted_node import ADAPTER, Bench, new_cluster, request_of, working
@@ -14,8 +14,7 @@ def told(bench: Bench) -> list[NodeNews]:
 
 
 def needing(min_nodes: int) -> Cluster:
-    rules = new_cluster().rules
-    return Cluster(Rules(**{**vars(rules), "min_nodes": min_nodes}))
+    return new_cluster(min_nodes=min_nodes)
 
 
 def test_a_loss_says_why_what_was_done_and_which_leaves_go_to_others() -> None:
@@ -48,7 +47,7 @@ def test_a_worker_that_is_started_anew_is_told_as_what_was_done() -> None:
     told(bench)
     node.say(m.Fault(node.session, "memory", "out of memory"))
     (lost, *_) = told(bench)
-    assert (lost.cause, lost.action) == ("out of memory", "its worker is started anew; leaves [0, 2) go to others")
+    assert (lost.cause, lost.action) == ("out of memory", "its worker is restarted; leaves [0, 2) go to others")
 
 
 def test_too_few_nodes_are_a_pause_whose_end_says_how_long_it_was() -> None:
@@ -75,14 +74,14 @@ def test_leaves_count_as_recomputed_when_they_were_begun_and_not_when_they_only_
     bench.cluster.set_adapter(3, ADAPTER)
     node, other = bench.ready("a", "b")
     bench.begin(request_of(8))
-    work = bench.cluster.work
-    assert work.round is not None
+    scheduler = bench.cluster.scheduler
+    assert scheduler.round is not None
     for leaf in (0, 1):  # computed, but their partial never comes
         node.say(*node.answer(leaf))
     node.tell(m.Leave(node.session))
-    assert work.round.recomputed == 1  # leaf 2 was begun, leaf 3 was not
+    assert scheduler.round.recomputed == 1  # leaf 2 was begun, leaf 3 was not
     for leaf in (4, 5, 6, 7):
         other.say(*other.answer(leaf))
     for leaf in (0, 1, 2, 3):
-        other.say(*other.answer(leaf, attempt=work.round.of("b")[-1].number))
-    assert work.round.recomputed == 3
+        other.say(*other.answer(leaf, attempt=scheduler.round.of("b")[-1].attempt))
+    assert scheduler.round.recomputed == 3

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxdist.coordinator.schedule.node_speeds import Job, Pacing, Speed, Transfers, width_class
+from mlxdist.coordinator.schedule.node_speeds import LeafSize, Pacing, Speed, TransferTimes, width_class
 
 SHORT, LONG = (100, 100), (1000, 1000)  # tokens and width of a leaf
 
@@ -21,9 +21,11 @@ def speed_of(tokens_per_second: float = 0.0, up: float = 0.0, down: float = 0.0)
     return speed
 
 
-def leaf_seconds(pacing: Pacing, speeds: Mapping[str, Speed], job: Job = SHORT, leaves: int = 4) -> dict[str, float]:
+def leaf_seconds(
+    pacing: Pacing, speeds: Mapping[str, Speed], size: LeafSize = SHORT, leaves: int = 4
+) -> dict[str, float]:
     """Of the first leaf, by node."""
-    found = pacing.seconds("gradient", [job] * leaves, speeds)
+    found = pacing.seconds("gradient", [size] * leaves, speeds)
     assert list(found) == list(speeds)
     return {name: node.leaves[0] for name, node in found.items()}
 
@@ -98,7 +100,7 @@ def test_widths_of_one_class_are_near_each_other() -> None:
 
 
 def test_a_transfer_that_nobody_saw_begin_has_no_time() -> None:
-    transfers = Transfers()
+    transfers = TransferTimes()
     transfers.begin("up", "a", 1, 10.0)
     transfers.begin("down", "a", 1, 11.0, version=7)
     transfers.begin("up", "b", 1, 12.0)

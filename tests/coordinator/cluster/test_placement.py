@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxdist.coordinator.cluster.node import Node
-from mlxdist.coordinator.cluster.placement import Placement, copies, share
+from mlxdist.coordinator.cluster.node import Control, Node
+from mlxdist.coordinator.cluster.placement import Placement, copies, place
 from mlxdist.coordinator.schedule.assign import NodeSeconds
 from mlxdist.coordinator.schedule.rounds import Assignment, Round, begin_round, joined_spans, without
 from mlxdist.protocol.messages import SessionId
@@ -19,21 +19,23 @@ from tests.coordinator.cluster.scripted_node import PARTIAL, new_cluster, reques
 
 
 def nodes_of(*names: str) -> list[Node]:
-    return [Node(name, SessionId("run", 1, index), name.encode(), 0.0) for index, name in enumerate(names)]
+    return [Node(name, SessionId("run", 1, index), Control(name.encode(), 0.0)) for index, name in enumerate(names)]
 
 
-def shared(round_: Round, nodes: Sequence[Node]) -> list[Placement]:
-    """The gifts, given."""
+def placed(round_: Round, nodes: Sequence[Node]) -> list[Placement]:
+    """The placements, given."""
     seconds = {node.name: NodeSeconds([1.0] * len(round_.request.leaves)) for node in nodes}
-    gifts = list(share(round_, nodes, seconds))
-    for gift in gifts:
-        round_.give(len(round_.attempts) + 1 + 100 * round_.recomputed, gift.node, gift.run, alone=gift.alone)
-    return gifts
+    placements = list(place(round_, nodes, seconds))
+    for placement in placements:
+        round_.give(
+            len(round_.assignments) + 1 + 100 * round_.recomputed, placement.node, placement.span, alone=placement.alone
+        )
+    return placements
 
 
 def round_of(leaves: int, *, deaths: dict[int, int] | None = None, nan: dict[int, list[str]] | None = None) -> Round:
     round_ = begin_round(None, request_of(leaves))
-    round_.deaths.update(deaths or {})
+    round_.crashes.update(deaths or {})
     round_.nonfinite.update(nan or {})
     return round_
 
@@ -48,58 +50,58 @@ def test_every_pending_leaf_is_given_to_one_node_or_stays_pending_and_the_suspic
     leaves: int, names: int, deaths: dict[int, int], nan: dict[int, list[str]]
 ) -> None:
     round_ = round_of(leaves, deaths=deaths, nan=nan)
-    gifts = shared(round_, nodes_of(*"abcde"[:names]))
-    runs = [*(gift.run for gift in gifts), *round_.pending]
-    assert Counter(leaf for run in runs for leaf in range(run.start, run.stop)) == Counter(range(leaves))
+    placements = placed(round_, nodes_of(*"abcde"[:names]))
+    spans = [*(placement.span for placement in placements), *round_.pending]
+    assert Counter(leaf for span in spans for leaf in range(span.start, span.stop)) == Counter(range(leaves))
     marked = {leaf for leaf in range(leaves) if deaths.get(leaf, 0) >= 2 or leaf in nan}
-    for gift in gifts:
-        assert gift.alone == (gift.run.start in marked)
-        if gift.alone:
-            assert len(gift.run) == 1
-            assert [one.node for one in gifts].count(gift.node) == 1, "something else with it"
+    for placement in placements:
+        assert placement.alone == (placement.span.start in marked)
+        if placement.alone:
+            assert len(placement.span) == 1
+            assert [one.node for one in placements].count(placement.node) == 1, "something else with it"
     if marked:
-        assert any(gift.alone for gift in gifts), "all wait although somebody is idle"
+        assert any(placement.alone for placement in placements), "all wait although somebody is idle"
 
 
 @pytest.mark.parametrize(("deaths", "alone"), [(0, False), (1, False), (2, True), (3, True)])
 def test_a_leaf_goes_alone_after_two_deaths_with_it_in_work(deaths: int, alone: bool) -> None:
     round_ = round_of(4, deaths={2: deaths})
-    gifts = shared(round_, nodes_of("a", "b"))
-    assert any(gift.alone and gift.run == Span(2, 3) for gift in gifts) is alone
+    placements = placed(round_, nodes_of("a", "b"))
+    assert any(placement.alone and placement.span == Span(2, 3) for placement in placements) is alone
 
 
 def test_a_suspicious_leaf_waits_for_a_node_that_is_idle() -> None:
     round_ = round_of(4)
     nodes = nodes_of("a", "b")
-    shared(round_, nodes)
-    lost = next(attempt for attempt in round_.attempts.values() if attempt.node == "a")
-    round_.deaths[0] = 2
+    placed(round_, nodes)
+    lost = next(attempt for attempt in round_.assignments.values() if attempt.node == "a")
+    round_.crashes[0] = 2
     round_.drop(lost)
-    assert shared(round_, nodes[1:]) == [Placement("b", Span(1, 2))]  # b is at work: leaf 0 waits, the other does not
+    assert placed(round_, nodes[1:]) == [Placement("b", Span(1, 2))]  # b is at work: leaf 0 waits, the other does not
     assert round_.pending == [Span(0, 1)]
 
 
 def test_a_node_with_a_leaf_alone_is_given_nothing_else() -> None:
     round_ = round_of(1, deaths={0: 2})
     nodes = nodes_of("a")
-    assert shared(round_, nodes) == [Placement("a", Span(0, 1), alone=True)]
+    assert placed(round_, nodes) == [Placement("a", Span(0, 1), alone=True)]
     round_.pending = [Span(0, 1)]  # whatever it may be
-    round_.deaths.clear()
-    assert shared(round_, nodes) == []
+    round_.crashes.clear()
+    assert placed(round_, nodes) == []
 
 
 def test_a_leaf_that_gave_nan_goes_to_a_node_on_which_it_did_not() -> None:
     round_ = round_of(2, nan={0: ["a"]})
-    alone = [gift for gift in shared(round_, nodes_of("a", "b")) if gift.alone]
+    alone = [placement for placement in placed(round_, nodes_of("a", "b")) if placement.alone]
     assert alone == [Placement("b", Span(0, 1), alone=True)]
 
 
 def test_two_leaves_that_gave_nan_on_one_node_both_wait_for_the_other_node() -> None:
     round_ = round_of(2, nan={0: ["a"], 1: ["a"]})
     nodes = nodes_of("a", "b")
-    assert shared(round_, nodes) == [Placement("b", Span(0, 1), alone=True)]
+    assert placed(round_, nodes) == [Placement("b", Span(0, 1), alone=True)]
     assert round_.pending == [Span(1, 2)]
-    assert shared(round_, nodes) == []
+    assert placed(round_, nodes) == []
 
 
 def test_a_node_whose_partial_waits_for_room_takes_the_leaf_that_the_sum_waits_for() -> None:
@@ -109,12 +111,12 @@ def test_a_node_whose_partial_waits_for_room_takes_the_leaf_that_the_sum_waits_f
     lost = round_.give(2, "b", Span(0, 4))
     round_.drop(lost)
     round_.nonfinite[0] = ["b"]
-    assert Placement("a", Span(0, 1), alone=True) in shared(round_, nodes_of("a", "b"))
+    assert Placement("a", Span(0, 1), alone=True) in placed(round_, nodes_of("a", "b"))
 
 
 def test_the_only_node_computes_a_nan_once_more_itself() -> None:
     round_ = round_of(2, nan={1: ["a"]})
-    assert Placement("a", Span(1, 2), alone=True) in shared(round_, nodes_of("a"))
+    assert Placement("a", Span(1, 2), alone=True) in placed(round_, nodes_of("a"))
 
 
 def late(attempt: Assignment) -> bool:
@@ -125,8 +127,8 @@ def test_what_is_late_is_copied_once_by_an_idle_node_and_never_while_something_i
     round_ = round_of(4)
     nodes = nodes_of("a", "b", "c")
     round_.give(1, "a", Span(0, 4))
-    gifts = list(copies(round_, nodes, late))
-    assert gifts == [Placement("b", Span(0, 4), copy=True)]
+    placements = list(copies(round_, nodes, late))
+    assert placements == [Placement("b", Span(0, 4), copy=True)]
     round_.give(2, "b", Span(0, 4), copy=True)
     assert list(copies(round_, nodes, late)) == []  # c has nothing to do, and there is nothing more to copy
     round_.pending = [Span(0, 1)]
@@ -147,7 +149,7 @@ def test_a_lost_attempt_of_which_a_copy_lives_gives_back_only_what_the_copy_does
     round_ = round_of(6)
     first = round_.give(1, "a", Span(0, 6))
     assert first.missing == {Span(0, 6)}
-    round_.attempts.clear()
+    round_.assignments.clear()
     round_.pending = [Span(0, 6)]
     first = round_.give(1, "a", Span(0, 3))  # [0, 2) and [2, 3)
     round_.give(2, "b", Span(3, 6))
@@ -164,39 +166,39 @@ def test_the_first_of_two_results_counts_and_the_second_is_stale() -> None:
     copy.answered.add(0)
     vector: Vector = PARTIAL.copy()
     done = round_.partial(2, Span(0, 1), vector)
-    assert [attempt.number for attempt in done] == [1]  # still at its leaf: it is told to stop
-    assert round_.attempts == {}
+    assert [attempt.attempt for attempt in done] == [1]  # still at its leaf: it is told to stop
+    assert round_.assignments == {}
     assert not round_.misses(1, Span(0, 1))
     assert len(round_.partials) == 1
 
 
 @pytest.mark.parametrize("blame", [True, False])
 def test_a_death_is_counted_at_the_leaf_in_work_and_only_when_the_leaf_may_be_the_cause(blame: bool) -> None:
-    work = new_cluster().work
-    work.begin(request_of(4))
-    attempt = work.round.give(1, "a", Span(0, 4))  # type: ignore[union-attr]
+    scheduler = new_cluster().scheduler
+    scheduler.begin(request_of(4))
+    attempt = scheduler.round.give(1, "a", Span(0, 4))  # type: ignore[union-attr]
     attempt.answered |= {0, 1}
-    assert work.lost("a", blame) == [Span(0, 4)]
-    assert work.round is not None
-    assert +work.round.deaths == ({2: 1} if blame else {})
+    assert scheduler.lost("a", blame) == [Span(0, 4)]
+    assert scheduler.round is not None
+    assert +scheduler.round.crashes == ({2: 1} if blame else {})
 
 
 def test_the_third_death_of_a_leaf_that_was_alone_names_its_rows_and_no_other_death_is_a_failure() -> None:
-    work = new_cluster().work
-    round_ = work.begin(request_of(4))
+    scheduler = new_cluster().scheduler
+    round_ = scheduler.begin(request_of(4))
     for number, alone in ((1, False), (2, False), (3, False), (4, True)):
-        assert work.failure is None
+        assert scheduler.failure is None
         round_.give(number, "a", Span(2, 3), alone=alone)
-        work.lost("a", True)
-    assert "leaf 2 of step 4 (rows 2)" in str(work.failure)
+        scheduler.lost("a", True)
+    assert "leaf 2 of step 4 (rows 2)" in str(scheduler.failure)
 
 
 @given(st.integers(0, 12), st.integers(0, 12), st.integers(0, 12), st.integers(0, 12))
 def test_a_span_without_a_hole_is_the_rest_and_joined_runs_are_the_same_leaves(a: int, b: int, c: int, d: int) -> None:
     span, hole = Span(min(a, b), max(a, b) + 1), Span(min(c, d), max(c, d) + 1)
     rest = list(without(span, hole))
-    inside = [leaf for run in rest for leaf in range(run.start, run.stop)]
+    inside = [leaf for span in rest for leaf in range(span.start, span.stop)]
     assert inside == [leaf for leaf in range(span.start, span.stop) if not hole.start <= leaf < hole.stop]
     joined = joined_spans(Span(leaf, leaf + 1) for leaf in reversed(inside))
-    assert [leaf for run in joined for leaf in range(run.start, run.stop)] == inside
+    assert [leaf for span in joined for leaf in range(span.start, span.stop)] == inside
     assert all(one.stop < other.start for one, other in pairwise(joined))

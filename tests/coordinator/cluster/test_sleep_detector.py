@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from mlxdist.coordinator.cluster.settings import NodeNews
+from mlxdist.coordinator.cluster.events import NodeNews
 from mlxdist.coordinator.fleet.fleet import Fleet
 from mlxdist.coordinator.fleet.sleep_detector import Absence
 from mlxdist.protocol import messages as m
@@ -43,7 +43,7 @@ class Watched:
             self.cluster, self.hub, clock=lambda: clocks.monotonic, wall=lambda: clocks.wall, threaded=False
         )
         self.link = self.hub.connect(CONTROL, b"a")
-        self.link.send(encode(m.Register(m.PROTOCOL_VERSION, "a", 1, 0, {"host": "a"})))
+        self.link.send(encode(m.Register(m.PROTOCOL_VERSION, "a", 0, {"host": "a"})))
         self.look()
         (admit,) = [message for message, _ in map(decode, self.link.receive(0)) if isinstance(message, m.Accept)]
         self.session = admit.session
@@ -57,7 +57,7 @@ class Watched:
         for tick in range(int(seconds * 4)):
             self.clocks.pass_by(0.25)
             if beating and tick % 8 == 0:
-                self.link.send(encode(m.Heartbeat(self.session, tick, 0, 0)))
+                self.link.send(encode(m.Heartbeat(self.session, 0)))
             self.look()
 
     @property

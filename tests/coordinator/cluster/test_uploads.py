@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlxdist.coordinator.cluster.buffers import BufferPool
 from mlxdist.coordinator.cluster.uploads import Uploads
 from mlxdist.coordinator.schedule.assign import NodeSeconds
 from mlxdist.coordinator.schedule.rounds import Request
@@ -23,7 +24,15 @@ from mlxdist.protocol.transport import CONTROL, DATA, Parcel
 from mlxdist.protocol.tree import Span, TreeSum, fold, fold_span, subtrees
 from mlxdist.protocol.vectors import Vector
 from mlxdist.protocol.wire import Frames, decode, encode
-from tests.coordinator.cluster.scripted_node import CANARY, MANIFEST, VERSIONS, introduction, leaf_of, new_cluster
+from tests.coordinator.cluster.scripted_node import (
+    CANARY,
+    MANIFEST,
+    VERSIONS,
+    give_back,
+    introduction,
+    leaf_of,
+    new_cluster,
+)
 
 ELEMENTS = manifests.size(MANIFEST)
 
@@ -51,7 +60,7 @@ class RacingNode:
 
     def start(self, session: m.SessionId) -> None:
         self.session = Session(self.name, session, elements=ELEMENTS)
-        self.session.say(m.Hello(session, m.PROTOCOL_VERSION, self.name, VERSIONS))
+        self.session.say(m.Hello(session, VERSIONS))
         self.flush()
 
     def flush(self) -> None:
@@ -95,14 +104,14 @@ class Race:
 
     def __init__(self, nodes: int) -> None:
         self.cluster = new_cluster()
-        self.cluster.work.split = self.split
+        self.cluster.scheduler.assigner = self.split
         self.cuts: Sequence[int] = ()
         self.nodes = {f"node-{index}": RacingNode(f"node-{index}") for index in range(nodes)}
         self.fetched: list[tuple[Span, Vector]] = []
         self.freed: list[Vector] = []
         self.total: TreeSum[Vector] = TreeSum(1, self.add)
         for name, node in self.nodes.items():
-            self.receive(CONTROL, name, encode(m.Register(m.PROTOCOL_VERSION, name, 1, 0, {})))
+            self.receive(CONTROL, name, encode(m.Register(m.PROTOCOL_VERSION, name, 0, {})))
             node.start(self.cluster.nodes[name].session)
         while any(node.up or node.down for node in self.nodes.values()):
             for _, move in self.moves():
@@ -157,7 +166,7 @@ class Race:
     def sum_one(self) -> None:
         self.total.put(*self.fetched.pop(0))
         if not self.fetched:  # the loop gives back once per fetch
-            self.cluster.release(self.freed)
+            give_back(self.cluster, self.freed)
             self.freed = []
             self.collect()
 
@@ -170,7 +179,7 @@ class Race:
             choose(moves)()
         assert self.freed == []
         result = self.total.result.copy()
-        self.cluster.release([self.total.result])
+        give_back(self.cluster, [self.total.result])
         return result
 
 
@@ -221,13 +230,13 @@ def test_any_arrival_order_ends_with_the_same_bits_within_the_bound(data: st.Dat
         cut = st.integers(0, len(leaves))
         race.cuts = data.draw(st.lists(cut, min_size=nodes - 1, max_size=nodes - 1), label="cuts")
         adapter = np.full(ELEMENTS, np.float32(step))
-        race.cluster._uploads.most_held = 0
+        race.cluster.transfers.pool.most_held = 0
         race.begin(Request("gradient", step, step - 1, leaves), adapter)
         result = race.finish(strategy(data.draw(st.integers(0, 2**32), label="seed")))
         whole = fold([gradient_of(index, adapter) for index in range(len(leaves))], add)
         assert result.tobytes() == whole.tobytes()
-        assert race.cluster._uploads.most_held <= bound(nodes, len(leaves))
-        assert race.cluster._uploads.held == 0
+        assert race.cluster.transfers.pool.most_held <= bound(nodes, len(leaves))
+        assert race.cluster.transfers.pool.held == 0
         assert all(node.state.value == "ready" for node in race.cluster.nodes.values())
 
 
@@ -243,8 +252,8 @@ def test_unfair_shares_with_many_partials_fill_the_memory_to_the_bound_and_not_b
             race.cuts = [first + index * 25 for index in range(nodes - 1)]
             race.begin(Request("gradient", 1, 0, LEAVES), np.zeros(ELEMENTS, np.float32))
             race.finish(STRATEGIES[strategy](first))
-            assert race.cluster._uploads.most_held <= bound(nodes, len(LEAVES))
-            fullest = max(fullest, race.cluster._uploads.most_held - nodes)
+            assert race.cluster.transfers.pool.most_held <= bound(nodes, len(LEAVES))
+            fullest = max(fullest, race.cluster.transfers.pool.most_held - nodes)
     assert fullest >= 2  # the limit was reached, so the law was tried
 
 
@@ -257,7 +266,7 @@ def admitted(uploads: Uploads, lowest: int) -> list[tuple[str, int, int]]:
 
 
 def test_while_the_limit_is_reached_only_the_lowest_unfinished_leaf_is_let_in() -> None:
-    uploads = Uploads(limit=2, reserve=2)
+    uploads = Uploads(BufferPool(), limit=2, reserve=2)
     for leaf in (5, 6, 7, 0, 1):
         uploads.offer("a", offer_of(leaf, leaf + 1, stream=leaf))
     assert admitted(uploads, 0) == [("a", 0, 1), ("a", 1, 1)]
@@ -270,31 +279,31 @@ def test_while_the_limit_is_reached_only_the_lowest_unfinished_leaf_is_let_in() 
     uploads.offer("b", offer_of(4, 5, stream=4))
     assert admitted(uploads, 4) == []  # the reserve is used up
     for _ in range(3):
-        uploads.release(np.empty(ELEMENTS, np.float32))
+        uploads.pool.give_back(np.empty(ELEMENTS, np.float32))
     assert admitted(uploads, 4) == [("b", 4, 1)]
-    assert uploads.most_held == 4
+    assert uploads.pool.most_held == 4
 
 
 def test_what_waits_is_let_in_by_leaf_and_not_by_arrival() -> None:
-    uploads = Uploads(limit=3)
+    uploads = Uploads(BufferPool(), limit=3)
     for leaf in (9, 2, 7, 4):
         uploads.offer("a", offer_of(leaf, leaf + 1, stream=leaf))
     assert [stream for _, stream, _ in admitted(uploads, 0)] == [2, 4, 7]
 
 
 def test_a_released_buffer_is_filled_again_and_no_new_one_is_made() -> None:
-    uploads = Uploads(limit=1)
+    uploads = Uploads(BufferPool(), limit=1)
     uploads.offer("a", offer_of(0, 1, stream=1))
     admitted(uploads, 0)
     buffer = np.empty(ELEMENTS, np.float32)
-    uploads.release(buffer)
+    uploads.pool.give_back(buffer)
     uploads.offer("a", offer_of(1, 2, stream=2))
     admitted(uploads, 1)
     assert uploads._arriving["a", 2][1].buffer is buffer
 
 
 def test_a_vector_is_offered_once() -> None:
-    uploads = Uploads(limit=1)
+    uploads = Uploads(BufferPool(), limit=1)
     uploads.offer("a", offer_of(0, 1, stream=1))
     with pytest.raises(WireError, match="offered before"):
         uploads.offer("a", offer_of(1, 2, stream=1))
@@ -305,11 +314,11 @@ def test_a_vector_is_offered_once() -> None:
 
 
 def test_what_a_lost_node_offered_or_half_sent_is_forgotten() -> None:
-    uploads = Uploads(limit=2)
+    uploads = Uploads(BufferPool(), limit=2)
     for name in ("a", "b"):
         uploads.offer(name, offer_of(0, 1, stream=1))
         uploads.offer(name, offer_of(1, 2, stream=2))
     assert [(name, stream) for name, stream, _ in admitted(uploads, 0)] == [("a", 1), ("b", 1)]
     uploads.drop("a")
-    assert uploads.held == 1
+    assert uploads.pool.held == 1
     assert [(name, stream) for name, stream, _ in admitted(uploads, 5)] == [("b", 2)]

@@ -5,10 +5,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from mlxdist.coordinator.report.format import StepReport
 from mlxdist.coordinator.training.state import State
 from mlxdist.node.link.jobs import ComputeAssignment, Job, Results
 from mlxdist.node.work.engine import Engine
 from mlxdist.protocol import messages as m
+from mlxdist.protocol.methods import METHODS
 from tests.coordinator.training.silent import Silent
 
 
@@ -32,7 +34,7 @@ def leaves_without_reference(engines: Sequence[Watched], verb: str = "gradient")
         for job in engine.asked:
             if job.assignment.verb != verb:
                 continue
-            names = ("reference", "reference_rejected")
+            names = {name for spec in METHODS.values() for name in spec.reference}
             asked = [any(np.isnan(leaf.get(name, ())).any() for name in names) for leaf in job.row_inputs]
             if verb == "score":
                 asked = ["reference" in job.assignment.parameters] * len(job.leaves)
@@ -48,8 +50,10 @@ class Recorder(Silent):
     notes: list[str] = field(default_factory=list)
     before: Callable[[int], None] = lambda step: None
 
-    def note(self, sentence: str) -> None:
-        self.notes.append(sentence)
+    def step(self, report: StepReport) -> None:
+        super().step(report)
+        if report.advice:
+            self.notes.append(report.advice)
 
     def save_if_due(self, state: State, last: bool) -> None:
         self.states.append(state)

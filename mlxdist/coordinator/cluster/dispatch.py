@@ -1,0 +1,116 @@
+"""The way of each message to its part of the cluster: one parcel in, the events that follow from it out."""
+
+from dataclasses import dataclass
+
+from mlxdist.coordinator.cluster.answers import leaf_answered, nonfinite_leaf
+from mlxdist.coordinator.cluster.events import Event, NodeNews, Send, news_of
+from mlxdist.coordinator.cluster.joining import Joining
+from mlxdist.coordinator.cluster.membership import Membership
+from mlxdist.coordinator.cluster.node import Node
+from mlxdist.coordinator.cluster.scheduler import Scheduler
+from mlxdist.coordinator.cluster.transfers import Transfers
+from mlxdist.protocol import messages as m
+from mlxdist.protocol.errors import ConfigError, MismatchError, NodeError, StaleError, WireError
+from mlxdist.protocol.states import NodeState
+from mlxdist.protocol.transport import CONTROL, DATA, Parcel, is_probe
+from mlxdist.protocol.wire import decode
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """The parts of the cluster that messages go to."""
+
+    members: Membership
+    joining: Joining
+    scheduler: Scheduler
+    transfers: Transfers
+
+    def events(self, parcel: Parcel, now: float) -> list[Event]:
+        """The events that follow from a parcel. One that cannot be accepted is answered, and changes nothing."""
+        channel, peer = parcel.channel, parcel.peer
+        if is_probe(parcel.frames):
+            node = self.members.by_data(peer) if channel == DATA else None
+            why = "its data connection broke, and is there again"
+            return self.members.start_again(node, why, now) if node is not None else []
+        try:
+            message, payload = decode(parcel.frames)
+        except WireError as error:
+            news = NodeNews("coordinator", "", f"a message was refused: {error}", log=True)
+            return [news, Send(channel, peer, m.Reject(str(error)))]
+        if isinstance(message, m.Register):
+            if channel == CONTROL:
+                return self.joining.register(message, peer, now)
+            return [Send(channel, peer, m.Reject("this is the data port of the run: --connect takes its control port"))]
+        session = getattr(message, "session", None)
+        node = self.members.by_session(session)
+        if node is None:
+            if not isinstance(session, m.SessionId):
+                return []
+            return [Send(channel, peer, m.Stale(session, type(message).__name__, over=True))]
+        return self._of_node(node, message, payload, channel, peer, now)
+
+    def _of_node(
+        self, node: Node, message: m.Message, payload: memoryview, channel: str, peer: bytes, now: float
+    ) -> list[Event]:
+        events: list[Event] = []
+        try:
+            if channel == DATA:
+                return self._on_data(node, message, payload, peer, now)
+            events += self.members.heard(node, now, busy=self.scheduler.busy(node.name))
+            return events + self.members.on_control(node, message, self.scheduler.in_work(node.name))
+        except StaleError as error:
+            stream = message.stream if isinstance(message, m.VectorOffer | m.VectorBlock | m.VectorEnd) else 0
+            return [*events, Send(channel, peer, m.Stale(node.session, str(error), stream))]
+        except (MismatchError, ConfigError) as error:
+            return events + self.members.turn_away(node, error)
+        except (WireError, ValueError) as error:  # ValueError: the state table has no place for the message
+            return events + self.members.restart_worker(node, f"it sent what makes no sense: {error}")
+
+    def _on_data(self, node: Node, message: m.Message, payload: memoryview, peer: bytes, now: float) -> list[Event]:
+        """Takes a message of a worker. Raises StaleError for one of another worker, WireError for nonsense."""
+        if node.worker.ended or (peer != node.worker.data and not isinstance(message, m.Hello)):
+            raise StaleError(f"{type(message).__name__} from another worker than {node.name}'s")
+        node.worker.progressed = now
+        downloads = self.transfers.downloads
+        match message:
+            case m.Hello():
+                return self.joining.hello(node, message, peer, now)
+            case m.Loaded():
+                return self.joining.loaded(node, message)
+            case m.CanaryAnswer():
+                return [*self.joining.canary(node, message), *downloads.adapters_to(node, now)]
+            case m.Progress(message=sentence):
+                return [news_of(node, sentence)]
+            case m.Fault():
+                return self._on_fault(node, message)
+            case m.LeafAnswer():
+                return self._on_leaf(node, message, payload, now)
+            case m.Cancel(attempt=attempt):
+                node.worker.cancelled.discard(attempt)
+                return []
+            case m.VectorOffer():
+                return self.transfers.offered(node, message, self.scheduler.current(), self.joining.elements, now)
+            case m.VectorBlock():
+                return self.transfers.block(node, message, payload)
+            case m.VectorEnd():
+                return self.transfers.ended(node, message, self.scheduler, now)
+            case m.Credit(stream=stream, upto=upto):
+                downloads.credit(node.name, stream, upto)
+                return []
+            case m.Received():
+                return self.transfers.received(node, message, now)
+            case _:
+                raise WireError(f"{type(message).__name__} on the data connection")
+
+    def _on_leaf(self, node: Node, message: m.LeafAnswer, payload: memoryview, now: float) -> list[Event]:
+        events = leaf_answered(node, message, payload, self.scheduler)
+        self.transfers.leaf_answered(node, message.leaf, now)
+        return events
+
+    def _on_fault(self, node: Node, message: m.Fault) -> list[Event]:
+        if message.kind == "nonfinite" and message.leaf >= 0:
+            return nonfinite_leaf(node, message, self.scheduler)
+        if node.state is NodeState.LOADING:
+            kind = ConfigError if message.kind == "config" else NodeError
+            return self.members.turn_away(node, kind(f"{node.name}: {message.message}"))
+        return self.members.restart_worker(node, message.message)

@@ -1,0 +1,138 @@
+"""Joining: a node shows its name and protocol, then its worker's packages, model and canary answers.
+
+Register -> Accept      Hello -> Welcome      Loaded -> Canary      CanaryAnswer -> ready
+"""
+
+from dataclasses import dataclass
+
+from mlxdist.coordinator.cluster.compatibility import check_model, check_versions
+from mlxdist.coordinator.cluster.events import Event, FalseAlarm, NodeNews, Send, news_of, to_supervisor, to_worker
+from mlxdist.coordinator.cluster.membership import Membership
+from mlxdist.coordinator.cluster.node import Control, Node
+from mlxdist.coordinator.cluster.settings import ClusterSettings
+from mlxdist.coordinator.config.hosts import NAME
+from mlxdist.protocol import manifest as manifests
+from mlxdist.protocol import messages as m
+from mlxdist.protocol.errors import WireError
+from mlxdist.protocol.numerics import CANARY_TIMES, WORKER_ENVIRONMENT
+from mlxdist.protocol.states import NodeEvent, NodeState
+from mlxdist.protocol.transport import CONTROL
+
+RIVAL_BEATS = 2  # of the first supervisor, after which a second one of its name is refused
+
+
+@dataclass
+class Joining:
+    """A node's way to ready. `introduction`: what the first worker loaded; all others must have loaded the same."""
+
+    settings: ClusterSettings
+    members: Membership
+    introduction: m.Loaded | None = None
+
+    @property
+    def elements(self) -> int:
+        """The float32 elements of a gradient; 0 before the first worker has loaded its model."""
+        return manifests.size(self.introduction.manifest) if self.introduction is not None else 0
+
+    # ---- the supervisor
+
+    def register(self, message: m.Register, peer: bytes, now: float) -> list[Event]:
+        """Admits a supervisor, refuses it, or lets it ask again while an earlier one of its name is tried."""
+        members = self.members
+        if members.over:
+            return []
+        events: list[Event] = []
+        known = members.nodes.get(message.name)
+        rival = known is not None and not known.gone and known.control.peer != peer
+        reason = refusal(message) or members.quarantined.get(message.name, "")
+        if known is not None and rival and not reason:
+            reason, events = self._taken(known, message, now)
+        if reason:
+            return [*events, Send(CONTROL, peer, m.Reject(reason))]
+        if known is not None and rival:
+            if known.control.closed is None and not members.silent(known, now):
+                return events  # it asks again; by then the first one has sent a beat or not
+            events += members.lose(known, NodeEvent.LOST, "its supervisor was restarted")
+        if known is None or known.gone:
+            if too_large := self.settings.memory.refusal(message.name, message.host):
+                news = NodeNews(message.name, "refused", too_large.removeprefix(f"{message.name} "))
+                return [*events, news, Send(CONTROL, peer, m.Reject(too_large))]
+            if known is not None and peer == known.control.peer and message.worker and message.worker == known.lost_pid:
+                events.append(FalseAlarm(known.name))
+            known = self._admit(message, peer, now, known)
+            events.append(news_of(known, "connected"))
+        elif known.worker.ended:
+            known.start_session(members.new_session(), now)
+        known.heard(now)
+        return [*events, to_supervisor(known, self._accept(known))]
+
+    def _admit(self, message: m.Register, peer: bytes, now: float, before: Node | None) -> Node:
+        node = Node(message.name, self.members.new_session(), Control(peer, now), host=message.host)
+        node.worker.progressed = now
+        if before is not None:
+            node.speed, node.early_exits = before.speed, before.early_exits
+        self.members.nodes[node.name] = node
+        self.members.given_up.pop(node.name, None)
+        return node
+
+    def _accept(self, node: Node) -> m.Accept:
+        timing = self.settings.timing
+        return m.Accept(
+            node.session,
+            self.settings.data_port,
+            timing.beat_seconds,
+            WORKER_ENVIRONMENT,
+            timing.restart_seconds,
+            memory_limit_bytes=self.settings.memory.limits.get(node.name, 0),
+        )
+
+    def _taken(self, known: Node, message: m.Register, now: float) -> tuple[str, list[Event]]:
+        """The reason to refuse a second supervisor of a name: the first is on another host, or sends beats."""
+        events: list[Event] = []
+        if known.control.rival_beats is None:
+            known.control.rival_beats = 0
+            events = self.members.probe(known, now)
+        if message.host.get("host") == known.host.get("host") and known.control.rival_beats < RIVAL_BEATS:
+            return "", events
+        known.control.rival_beats = None
+        return f"a node named {message.name!r} takes part already; give this one another name", events
+
+    # ---- the worker
+
+    def hello(self, node: Node, message: m.Hello, peer: bytes, now: float) -> list[Event]:
+        """Takes a worker's first message on its data connection. Raises MismatchError for other package versions."""
+        if node.worker.data == peer and node.state is NodeState.LOADING:
+            return []  # said again while the welcome was on its way
+        if node.worker.data is not None:
+            return self.members.start_again(node, "its worker said hello again", now)
+        node.move(NodeEvent.WORKER_HELLO)
+        node.worker.data = peer
+        check_versions(node.name, self.settings.versions, message.versions)
+        return [news_of(node, "loading the model"), to_worker(node, m.Welcome(node.session, self.settings.spec))]
+
+    def loaded(self, node: Node, message: m.Loaded) -> list[Event]:
+        """Takes a worker's description of its model. Raises MismatchError for another model than the first one's."""
+        if node.state is not NodeState.LOADING:
+            raise WireError("a model was loaded twice")
+        self.introduction = self.introduction or message
+        check_model(node.name, self.introduction, message)
+        return [to_worker(node, m.Canary(node.session))]
+
+    def canary(self, node: Node, message: m.CanaryAnswer) -> list[Event]:
+        """Takes a worker's canary answers: it is ready."""
+        if len(message.digests) != CANARY_TIMES:
+            raise WireError(f"{len(message.digests)} canary answers where {CANARY_TIMES} were due")
+        node.move(NodeEvent.CANARY_ANSWERED)
+        node.canary, node.early_exits = message.digests, 0
+        return [news_of(node, "ready")]
+
+
+def refusal(message: m.Register) -> str:
+    """The reason to refuse a supervisor, as far as its message alone tells; else empty."""
+    if message.protocol != m.PROTOCOL_VERSION:
+        theirs = f"{message.name} speaks protocol {message.protocol}, the coordinator {m.PROTOCOL_VERSION}"
+        return f"{theirs}: install the same mlxdist on both"
+    if not NAME.fullmatch(message.name):  # it names a log file
+        allowed = "letters, digits, points, dashes, underscores"
+        return f"a node cannot be named {message.name[:80]!r}: --name takes {allowed}"
+    return ""
