@@ -27,14 +27,12 @@ SAMPLES = 64
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model ready to train. `module_bits`: bits per target module by its path, 0 when not quantized."""
+    """A model with its LoRA layers, ready to train."""
 
     model: nn.Module
     path: GradientPath
     manifest: Manifest
     model_hash: str
-    module_bits: dict[str, int]
-    num_hidden_layers: int
     vocab_size: int
 
     def use(self, adapter: Mapping[str, mx.array]) -> None:
@@ -78,8 +76,6 @@ def load_with_lora(spec: RunSpec, progress: Callable[[str], None]) -> LoadedMode
         path=path,
         manifest=manifests.make(shapes),
         model_hash=model_hash,
-        module_bits={module.path: module.bits for module in modules},
-        num_hidden_layers=len(model.layers),
         vocab_size=_vocab_size(model, config),
     )
 
