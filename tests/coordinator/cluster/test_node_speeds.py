@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxdist.coordinator.schedule.node_speeds import LeafSize, Pacing, Speed, TransferTimes, width_class
+from mlxdist.coordinator.schedule.node_speeds import LeafWork, Pacing, Speed, TransferTimes, width_class
 
 SHORT, LONG = (100, 100), (1000, 1000)  # tokens and width of a leaf
 
@@ -22,7 +22,7 @@ def speed_of(tokens_per_second: float = 0.0, up: float = 0.0, down: float = 0.0)
 
 
 def leaf_seconds(
-    pacing: Pacing, speeds: Mapping[str, Speed], size: LeafSize = SHORT, leaves: int = 4
+    pacing: Pacing, speeds: Mapping[str, Speed], size: LeafWork = SHORT, leaves: int = 4
 ) -> dict[str, float]:
     """Of the first leaf, by node."""
     found = pacing.seconds("gradient", [size] * leaves, speeds)
