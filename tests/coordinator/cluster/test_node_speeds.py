@@ -1,4 +1,4 @@
-"""How fast the nodes are taken to be: measured by width and link, smoothed, held, and equal when they nearly are."""
+"""Speeds of nodes: measured by width and link, smoothed, held, and equal when they nearly are."""
 
 import math
 from collections.abc import Mapping
@@ -156,7 +156,7 @@ def test_estimates_are_held_until_a_nodes_share_moves_by_more_than_a_tenth() -> 
         speeds["b"].leaf("gradient", SHORT, 3.0)
     moved = leaf_seconds(pacing, speeds)
     assert moved["b"] > 2.2
-    assert moved["a"] != first["a"]  # all are taken anew
+    assert moved["a"] != first["a"]  # all are taken again
 
 
 def test_a_link_that_moves_moves_the_split_only_where_it_matters() -> None:
