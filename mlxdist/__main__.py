@@ -1,4 +1,4 @@
-"""`python -m mlxdist`, and what the command `mlxdist` calls."""
+"""The entry of `python -m mlxdist`, and of the command `mlxdist`."""
 
 from mlxdist.cli import main
 

@@ -1,22 +1,25 @@
-"""The commands: each parses its words, imports what it needs, and calls one function. Nothing else is decided here."""
+"""The commands: each parses its arguments, imports what it needs, and calls one function."""
 
 import os
 import re
 import resource
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from mlxdist import __version__
 from mlxdist.protocol.errors import MlxdistError, UserError
 
+if TYPE_CHECKING:
+    from mlxdist.coordinator.config.hosts import Hosts
+
 OPEN_FILES = 4096
 
 app = typer.Typer(
     name="mlxdist",
-    help="Fine-tune a language model on several Macs, with the numbers of one machine.",
+    help="Fine-tune one language model on several Macs at once. The result is that of one machine, only sooner.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -25,7 +28,7 @@ app = typer.Typer(
 
 
 def more_open_files(wanted: int = OPEN_FILES) -> None:
-    """Raise the soft limit of open files as far as the hard one lets it, for this process and what it starts.
+    """Raises the soft limit of open files as far as the hard one lets it, for this process and those that it starts.
 
     macOS starts programs with 256; a coordinator needs a few per node, and its connections come and go.
     """
@@ -37,7 +40,7 @@ def more_open_files(wanted: int = OPEN_FILES) -> None:
 
 
 def main() -> None:
-    """Run the command line. Exit codes: 0 done, 1 the run could not go on, 2 wrong usage or data, 130 interrupted."""
+    """Runs the command line. Exit codes: 0 done, 1 the run could not go on, 2 wrong usage or data, 130 interrupted."""
     try:
         app()
     except MlxdistError as error:
@@ -66,24 +69,39 @@ def _options(
     pass
 
 
+RunFile = Annotated[
+    Path | None, typer.Argument(metavar="RUN.TOML", help="The run's settings. Default: run.toml in this folder.")
+]
+HostsFile = Annotated[
+    Path | None, typer.Option(metavar="HOSTS.TOML", help="The Macs to train on. Default: this machine alone.")
+]
+NodeCount = Annotated[int | None, typer.Option(min=1, help="Nodes on this machine, instead of --hosts. Default: 1.")]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, as train.steps=20. May be given several times."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
 @app.command()
 def launch(
-    run: Annotated[Path | None, typer.Argument(metavar="[RUN.TOML]", help="The run; default: run.toml here.")] = None,
-    hosts: Annotated[Path | None, typer.Option(help="The cluster. Without it: nodes on this machine.")] = None,
-    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes on this machine, without --hosts. Default 1.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the output folder.")] = False,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. train.steps=20.")
-    ] = None,
+    run: RunFile = None,
+    hosts: HostsFile = None,
+    nodes: NodeCount = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in its output folder, after its last saved step.")
+    ] = False,
+    set_: Changes = None,
 ) -> None:
-    """Train, on this machine or on a cluster."""
-    from mlxdist.coordinator.config.hosts import load_hosts, local_hosts, local_only
+    """Train, on this machine or on several.
+
+    Ctrl-C saves the last step and stops; the same command with --resume goes on from there.
+    """
+    from mlxdist.coordinator.config.hosts import local_only
     from mlxdist.coordinator.config.load import load_config
 
     more_open_files()
-    if hosts is not None and nodes is not None:
-        raise UserError("--nodes counts nodes on this machine and --hosts lists them in a file: give one of the two")
-    cluster = load_hosts(hosts) if hosts is not None else local_hosts(nodes or 1)
+    cluster = _cluster(hosts, nodes)
     local_only(cluster)
     config = load_config(run or cluster.run, set_ or ())
 
@@ -94,12 +112,16 @@ def launch(
 
 @app.command()
 def node(
-    connect: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the coordinator listens for nodes.")],
-    name: Annotated[str, typer.Option(help="This node's name; default: the host's.")] = "",
-    wait: Annotated[str, typer.Option(help="How long to wait for a coordinator: 30s, 10m, 12h.")] = "12h",
+    connect: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="The address of the Mac that runs launch, as mini-1.local:5555.")
+    ],
+    name: Annotated[str, typer.Option(help="The name of this node in reports. Default: that of this Mac.")] = "",
+    wait: Annotated[
+        str, typer.Option(help="The time to wait for a run to start, or to come back: 30s, 10m, 12h.")
+    ] = "12h",
     launched: Annotated[bool, typer.Option("--launched", hidden=True)] = False,
 ) -> None:
-    """Join a run by hand: wait for its coordinator, work for it, wait for the next one."""
+    """Let this Mac work for a run that another Mac launches: wait for it, work, wait for the next one."""
     import socket
 
     from mlxdist.node.supervisor import main as supervise
@@ -114,62 +136,76 @@ def node(
 
 @app.command()
 def inspect(
-    data: Annotated[str, typer.Argument(help="A folder, a file, a hub id, or a run.toml whose settings then hold.")],
-    model: Annotated[str, typer.Option(help="Whose tokenizer counts; without it, characters are counted.")] = "",
-    method: Annotated[str, typer.Option(help="sft, dpo or kto; default: what the first rows are for.")] = "",
-    max_length: Annotated[int | None, typer.Option(min=2, help="As batch.max_length.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="As batch.size.")] = None,
-    micro_size: Annotated[int | None, typer.Option(min=1, help="As batch.micro_size.")] = None,
-    train_on: Annotated[str | None, typer.Option(help="As data.train_on.")] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the run.toml.")
+    data: Annotated[
+        str, typer.Argument(metavar="DATA", help="A folder, a file, a hub id, or a run.toml, whose settings then hold.")
+    ],
+    model: Annotated[
+        str,
+        typer.Option(help="A model folder or hub id, in whose tokens lengths are counted. Default: characters."),
+    ] = "",
+    method: Annotated[str, typer.Option(help="sft, dpo or kto. Default: the one that the first rows fit.")] = "",
+    max_length: Annotated[
+        int | None, typer.Option(min=2, help="Longer rows are cut to this, as by batch.max_length.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Rows or pairs of a batch, as batch.size.")] = None,
+    micro_size: Annotated[
+        int | None, typer.Option(min=1, help="Rows or pairs that one node computes at once, as batch.micro_size.")
+    ] = None,
+    train_on: Annotated[
+        str | None, typer.Option(help="The trained turns of a conversation: last, all or everything, as data.train_on.")
+    ] = None,
+    set_: Changes = None,
+    json: AsJson = False,
 ) -> None:
-    """Show what is in the data, and what would be trained, cut or dropped; every faulty row as file:line."""
+    """Show the data before training: what would be trained, cut or dropped, and every faulty row as file:line."""
     from rich.console import Console
 
-    from mlxdist.coordinator.inspect.inspect import InspectOptions
-    from mlxdist.coordinator.inspect.inspect import inspect as show
+    from mlxdist.coordinator.inspect.inspect import InspectOptions, show_inspection
 
     options = InspectOptions(method, max_length, batch_size, micro_size, train_on, set_ or (), as_json=json)
-    sys.exit(show(data, model, options, Console()))
+    sys.exit(show_inspection(data, model, options, Console()))
 
 
 @app.command()
 def plan(
-    run: Annotated[Path | None, typer.Argument(metavar="[RUN.TOML]", help="The run; default: run.toml here.")] = None,
-    hosts: Annotated[Path | None, typer.Option(help="The cluster. Without it: nodes on this machine.")] = None,
-    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes on this machine, without --hosts. Default 1.")] = None,
+    run: RunFile = None,
+    hosts: HostsFile = None,
+    nodes: NodeCount = None,
     tokens_per_second: Annotated[
-        float | None, typer.Option(min=0.001, help="Of one node, padding included; default: as an earlier run had.")
+        float | None,
+        typer.Option(min=0.001, help="The speed of one node, padding included. Default: that of an earlier run."),
     ] = None,
-    link_gbit: Annotated[float, typer.Option(min=0.001, help="Gbit/s of the coordinator's network.")] = 1.0,
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    link_gbit: Annotated[float, typer.Option(min=0.001, help="The speed of this Mac's network, in Gbit/s.")] = 1.0,
+    set_: Changes = None,
+    json: AsJson = False,
 ) -> None:
-    """Say what a run will take: memory per node, hours, bytes per step, and how many Macs pay."""
+    """Estimate a run before it starts: memory per node, hours, bytes per step, and how many Macs are worth it."""
     from rich.console import Console
 
-    from mlxdist.coordinator.config.hosts import load_hosts, local_hosts
     from mlxdist.coordinator.config.load import load_config
     from mlxdist.coordinator.plan.plan import PlanOptions, show_plan
 
-    if hosts is not None and nodes is not None:
-        raise UserError("--nodes counts nodes on this machine and --hosts lists them in a file: give one of the two")
-    cluster = load_hosts(hosts) if hosts is not None else local_hosts(nodes or 1)
+    cluster = _cluster(hosts, nodes)
     config = load_config(run or cluster.run, set_ or ())
     sys.exit(show_plan(config, cluster, PlanOptions(tokens_per_second, link_gbit, json), Console()))
 
 
 @app.command()
 def selfcheck(
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: AsJson = False,
 ) -> None:
-    """Check this machine by itself, in under three minutes and offline: bits, memory, speed, settings."""
+    """Check this machine alone, offline, in under three minutes: its bits, memory, speed and settings."""
     from mlxdist.node.selfcheck.selfcheck import selfcheck as check
 
     sys.exit(check(as_json=json))
+
+
+def _cluster(hosts: Path | None, nodes: int | None) -> "Hosts":
+    from mlxdist.coordinator.config.hosts import load_hosts, local_hosts
+
+    if hosts is not None and nodes is not None:
+        raise UserError("--nodes counts nodes on this machine, and --hosts lists them in a file: give one of the two")
+    return load_hosts(hosts) if hosts is not None else local_hosts(nodes or 1)
 
 
 def _endpoint(text: str) -> tuple[str, int]:

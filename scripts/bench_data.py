@@ -244,7 +244,7 @@ def padding_of_both(given: argparse.Namespace) -> dict[str, Any]:
         ).train
         order = islice(steps(rows.lengths.tolist(), batch, "sft"), steps_per_epoch(len(rows), batch, "sft"))
         results[name] = round(
-            padding(leaf for step in order for leaf in cut(step, rows, micro_size, given.max_length, "sft")), 4
+            padding(leaf for step in order for leaf in cut(step, rows, micro_size, given.max_length)), 4
         )
     chats = [json.loads(line) for line in given.padding.read_text(encoding="utf-8").splitlines() if line.strip()]
     theirs = CacheDataset(ChatDataset(chats, load(given.model), mask_prompt=True))

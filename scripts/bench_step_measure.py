@@ -19,7 +19,7 @@ from mlxdist.coordinator.config.load import load_config
 from mlxdist.coordinator.config.run_spec import run_spec
 from mlxdist.coordinator.data.load import read
 from mlxdist.coordinator.training import initial_adapter as adapters
-from mlxdist.coordinator.training.optimizer import no_moments
+from mlxdist.coordinator.training.adamw import no_moments
 from mlxdist.node.work import model as models
 from mlxdist.node.work.compute import Computer
 from mlxdist.protocol import manifest as manifests

@@ -34,7 +34,9 @@ from mlxdist.coordinator.fleet.fleet import Fleet
 from mlxdist.coordinator.fleet.launch import LocalNodes
 from mlxdist.coordinator.fleet.sockets import RouterHub
 from mlxdist.coordinator.schedule.rounds import Request
-from mlxdist.coordinator.training.optimizer import Moments, adamw, clip
+from mlxdist.coordinator.training.clipping import clip
+from mlxdist.coordinator.training.moments import Moments
+from mlxdist.coordinator.training.optimizer import optimizer_of
 from mlxdist.node.work.compute import Computer, add
 from mlxdist.protocol.leaves import Leaf, Row
 from mlxdist.protocol.transport import CONTROL, DATA
@@ -71,20 +73,13 @@ class Training:
         leaves = self.leaves(step)
         grad_sum, loss = gradient(leaves, self.version, self.adapter)
         clipped, _ = clip(grad_sum, targets_of(leaves), train.max_grad_norm)
-        adapter, moments = adamw(
-            self.adapter,
-            clipped,
-            self.moments,
-            learning_rate=train.learning_rate,
-            betas=train.betas,
-            eps=train.eps,
-            weight_decay=train.weight_decay,
-        )
+        optimizer = optimizer_of(train)
+        adapter, moments = optimizer.update(self.adapter, clipped, self.moments, train.learning_rate)
         return time.perf_counter() - began, loss, adapter, moments
 
     def leaves(self, step: Step) -> tuple[Leaf, ...]:
         """The leaves of a step."""
-        return cut(step, self.rows, self.config.batch.micro_size, self.config.batch.max_length, "sft")
+        return cut(step, self.rows, self.config.batch.micro_size, self.config.batch.max_length)
 
     def advance(self, adapter: Vector, moments: Moments) -> None:
         """Takes the step."""

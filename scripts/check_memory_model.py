@@ -54,7 +54,7 @@ def measure(architecture: str) -> dict[str, Any]:
     use_openblas()
     import mlx.core as mx
 
-    from mlxdist.coordinator.memory.prediction import LeafSize, peak, model_shape
+    from mlxdist.coordinator.memory.prediction import LeafSize, model_shape, peak
     from mlxdist.node.backward.backward import Path, gradient
     from mlxdist.node.backward.choose_path import choose_path
     from mlxdist.node.backward.parameters import trainable

@@ -1,4 +1,4 @@
-"""Rows and leaves: what a worker computes on, the same on every node.
+"""Rows and leaves: the units that a worker computes on, the same on every node.
 
 A leaf is a pure function of the global batch, never of the nodes. Shapes: B rows of a leaf, T tokens of a row.
 """
@@ -27,15 +27,20 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A micro-batch: the rows that one forward and backward hold. DPO leaves alternate chosen and rejected."""
+    """A micro-batch: the rows that one forward and backward hold. Rows of pairs alternate chosen and rejected."""
 
     index: int  # place among the step's leaves, from 0
     rows: tuple[Row, ...]
-    widths: tuple[int, ...]  # tokens that rows are padded to: one number, for DPO chosen's and rejected's
+    widths: tuple[int, ...]  # tokens that rows are padded to: one number, or one for chosen and one for rejected
+
+    @property
+    def items(self) -> int:
+        """The number B of its rows, or of its pairs."""
+        return len(self.rows) // len(self.widths)
 
 
 def leaf_width(lengths: Sequence[int], max_length: int) -> int:
-    """Width in tokens of a leaf: one row is not padded, several go to 1 + 32k, capped at `max_length`."""
+    """Returns the width of a leaf in tokens: one row is not padded, several go to 1 + 32k, capped at `max_length`."""
     longest = max(lengths)
     if len(lengths) == 1:
         return longest
@@ -43,12 +48,12 @@ def leaf_width(lengths: Sequence[int], max_length: int) -> int:
 
 
 def pack_leaf(leaf: Leaf) -> bytes:
-    """The payload of a LeafRows message: all ids as int32, then all target masks as one byte each."""
+    """Returns the payload of a LeafRows message: all ids as int32, then all targets as one byte each."""
     return b"".join([row.ids.tobytes() for row in leaf.rows] + [row.targets.tobytes() for row in leaf.rows])
 
 
 def unpack_leaf(message: LeafRows, payload: memoryview) -> Leaf:
-    """The leaf of a LeafRows message. Raises WireError when payload, lengths and widths do not belong together."""
+    """Returns the leaf of a LeafRows message. Raises WireError when payload, lengths and widths do not match."""
     tokens, widths = sum(message.lengths), message.widths
     if payload.nbytes != 5 * tokens or len(message.row_ids) != len(message.lengths):
         raise WireError(f"leaf {message.leaf}: {payload.nbytes} bytes for {tokens} tokens")

@@ -1,12 +1,7 @@
-"""The names of the losses: those trained here, and those refused with the reason.
+"""The names of the preference losses: those that can be trained, and those that are refused, with the reason.
 
-The formulas stand in `mlxdist.protocol.objectives`; here is no mlx, so that reading a configuration needs none. Names
-are TRL's.
+The names are TRL's. The formulas are in `objectives`. There is no mlx here, so that reading a configuration needs none.
 """
-
-from difflib import get_close_matches
-
-from mlxdist.protocol.errors import ConfigError
 
 DPO_LOSSES = (
     "sigmoid",
@@ -21,12 +16,11 @@ DPO_LOSSES = (
     "discopop",
 )
 KTO_LOSSES = ("kto", "apo_zero_unpaired")
-LOSSES = {"dpo": DPO_LOSSES, "kto": KTO_LOSSES}
 
-# Their log-probabilities enter as means over a row's targets; those of all others as sums.
+# These take the mean of a row's log-probabilities over its targets; all others take the sum.
 PER_TOKEN_MEAN = frozenset({"ipo"})
 LABEL_SMOOTHING = frozenset({"sigmoid", "robust", "exo_pair"})
-# KTO's losses that need the first round over the KL pairs; for the others z0 is 0.
+# KTO's losses that need the round over the KL pairs; for the others the reference point is 0.
 REFERENCE_POINT = frozenset({"kto"})
 
 _RUNNING_MEAN = (
@@ -47,32 +41,3 @@ REFUSED = {
     "orpo": _NO_REFERENCE,
     "simpo": _NO_REFERENCE,
 }
-
-
-def loss_fault(method: str, loss: str, label_smoothing: float = 0.0) -> tuple[str, str] | None:
-    """What cannot be trained as asked: the key at fault and the sentence after it. None when all is well.
-
-    `method` is "dpo" or "kto".
-    """
-    allowed = LOSSES[method]
-    listed = ", ".join(f'"{name}"' for name in allowed)
-    if loss in allowed:
-        if not label_smoothing or loss in LABEL_SMOOTHING:
-            return None
-        smoothed = ", ".join(f'"{name}"' for name in DPO_LOSSES if name in LABEL_SMOOTHING)
-        return "preference.label_smoothing", f'is for the losses {smoothed} of dpo, the loss is "{loss}": delete it'
-    cure = f'"{method}" takes one of {listed}'
-    if loss in REFUSED:
-        return "preference.loss", f'is "{loss}", which is not supported: {REFUSED[loss]}; {cure}'
-    for other, names in LOSSES.items():
-        if loss in names:
-            return "preference.loss", f'is "{loss}", which is for method "{other}"; {cure}'
-    near = get_close_matches(loss, allowed, n=1)
-    meant = f'; did you mean "{near[0]}"?' if near else ""
-    return "preference.loss", f'is "{loss}", which is no loss: {cure}{meant}'
-
-
-def check_loss(method: str, loss: str) -> None:
-    """Reject a loss that is not one of the method's. Raises ConfigError with what is wrong and what is allowed."""
-    if fault := loss_fault(method, loss):
-        raise ConfigError(" ".join(fault))

@@ -1,4 +1,4 @@
-"""What fixes the bits of a step, the canary that measures whether two nodes agree, and the promise that follows."""
+"""The rules that fix the bits of a step, the canary that compares nodes, and the promise that follows from it."""
 
 import hashlib
 from collections.abc import Mapping
@@ -25,9 +25,9 @@ CANARY_TIMES = 3
 
 
 def numerics_id(spec: RunSpec) -> str:
-    """SHA-256 over all that fixes the bits: the spec with its `fixed` values, and this version's rules.
+    """Returns a SHA-256 over all that fixes the bits: the spec with its `fixed` values, and the rules of this version.
 
-    Both sides compute it, each from its own constants; a worker whose result differs cannot honour the run.
+    Both sides compute it, each from its own constants. A worker whose result differs cannot take part in the run.
     """
     rules = {
         "semantics": SEMANTICS_VERSION,
@@ -46,12 +46,12 @@ def numerics_id(spec: RunSpec) -> str:
 
 
 def dropout_key(seed: int, step: int, leaf: int) -> int:
-    """The seed of a leaf's dropout masks: the first 8 bytes of SHA-256 of "seed:step:leaf"."""
+    """Returns the seed of the dropout masks of a leaf: the first 8 bytes of SHA-256 of "seed:step:leaf"."""
     return int.from_bytes(hashlib.sha256(f"{seed}:{step}:{leaf}".encode()).digest()[:8], "big")
 
 
 def canary_leaf(vocab_size: int, max_length: int) -> Leaf:
-    """Two rows of random tokens, the second shorter, so that padding is computed too."""
+    """Returns two rows of random tokens, the second one shorter, so that padding is computed too."""
     random = np.random.Generator(np.random.PCG64(8))
     length = min(CANARY_TOKENS, max_length)
     rows = []
@@ -64,21 +64,21 @@ def canary_leaf(vocab_size: int, max_length: int) -> Leaf:
 
 
 def canary_adapter(manifest: Manifest) -> Vector:
-    """A small non-zero adapter, the same on every machine, so that the canary's gradient reaches A and B alike."""
+    """Returns a small non-zero adapter, the same on every machine, so that the canary's gradient reaches both A and B."""
     random = np.random.Generator(np.random.PCG64(9))
     return (random.random(manifests.size(manifest), dtype=np.float32) - np.float32(0.5)) * np.float32(0.02)
 
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What may be said of the adapter's bits: "same bits" or "tolerance", and why."""
+    """The promise about the bits of the adapter: "same bits" or "tolerance", and the reason."""
 
     kind: str
     reason: str
 
 
 def promise(canaries: Mapping[str, tuple[str, ...]]) -> Promise:
-    """The promise for nodes by name, with the digests of their canary answers, in the order in which they got ready."""
+    """Returns the promise for nodes by name, with the digests of their canary answers, in the order of getting ready."""
     unsteady = [name for name, digests in canaries.items() if len(set(digests)) != 1]
     if unsteady:
         return Promise("tolerance", f"{', '.join(unsteady)} did not give the same bits three times")

@@ -1,21 +1,23 @@
-"""The objectives: per-row log-probabilities in, one loss per row or pair out. Sums and divisions are elsewhere.
+"""The objectives: log-probabilities of rows in, one loss for each row or pair out. Sums and divisions are elsewhere.
 
 A log-probability is that of a whole row: the sum over its targets of log softmax(logits)[target], float32. Shapes: B
-rows or pairs. Every argument but the policy's is a constant. Formulas are TRL 0.23.1's, in forms that neither overflow
-nor cancel: 1 - s(x) is written s(-x), and s(x) is exp(log s(x)), whose gradient keeps its digits on both sides.
+rows or pairs. Only the policy's are variables, all others are constants. The formulas are those of TRL 0.23.1, in forms
+that neither overflow nor cancel: 1 - s(x) is written s(-x), and s(x) is exp(log s(x)), whose gradient is exact on both
+sides.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import mlx.core as mx
 import numpy as np
-import numpy.typing as npt
 
 from mlxdist.protocol.errors import NonFiniteError
-from mlxdist.protocol.losses import REFERENCE_POINT, check_loss
+from mlxdist.protocol.losses import REFERENCE_POINT
+from mlxdist.protocol.methods import DPO, KTO, LABELS, SFT, Column, check_loss
 
-Numbers = npt.NDArray[np.float32]
+Scalars = Mapping[str, float]  # the numbers of a loss that hold for a whole step, by name
+RowLoss = Callable[[str, Mapping[str, mx.array], Scalars], mx.array]
 PairLoss = Callable[[mx.array, mx.array, float, float], mx.array]
 
 DISCOPOP_TAU = 0.05  # the temperature in Eq. 5 of https://arxiv.org/abs/2406.08414
@@ -23,17 +25,29 @@ EXO_SMOOTHING = 1e-3  # EXO takes log(label_smoothing); 0 stands for this, as in
 
 
 def log_sigmoid(x: mx.array) -> mx.array:
-    """log(1 / (1 + exp(-x))), finite for every finite x."""
+    """Returns log(1 / (1 + exp(-x))), finite for every finite x."""
     return -mx.logaddexp(mx.array(0.0, dtype=x.dtype), -x)
 
 
 def sigmoid(x: mx.array) -> mx.array:
-    """1 / (1 + exp(-x)) with a gradient that is exact to float32 where the value is near 1, too."""
+    """Returns 1 / (1 + exp(-x)), with a gradient that is exact to float32 even where the value is near 1."""
     return mx.exp(log_sigmoid(x))
 
 
+def row_losses(method: str, loss: str, columns: Mapping[str, mx.array], scalars: Scalars) -> mx.array:
+    """Returns the loss of each row or pair [B] of a method.
+
+    `columns` holds the policy's and the reference's log-probabilities as the loss sees them, and the labels, [B] each,
+    under the names of the method's MethodSpec.
+    """
+    return _METHODS[method](loss, columns, scalars)
+
+
 def sft_losses(policy: mx.array) -> mx.array:
-    """Cross-entropy of each row, summed over its targets [B]. `policy` [B]: log-probabilities. Weight: targets."""
+    """Returns the cross-entropy of each row [B], summed over its targets. `policy` [B]: log-probabilities.
+
+    Weight: targets.
+    """
     return -policy
 
 
@@ -47,14 +61,15 @@ def dpo_losses(
     beta: float,
     label_smoothing: float = 0.0,
 ) -> mx.array:
-    """The loss of each pair [B] from the log-probabilities of policy and reference, each [B]. Weight: pairs.
+    """Returns the loss of each pair [B] from the log-probabilities of policy and reference, each [B]. Weight: pairs.
 
     `loss` is one of `losses.DPO_LOSSES`; for those of `losses.PER_TOKEN_MEAN` the caller passes means over the row's
-    targets, not sums. `label_smoothing` is read by `losses.LABEL_SMOOTHING` alone. Raises ConfigError for another name.
+    targets, not sums. Only those of `losses.LABEL_SMOOTHING` read `label_smoothing`. Raises ConfigError for another
+    name.
     """
     formula = _DPO.get(loss)
     if formula is None:
-        check_loss("dpo", loss)
+        check_loss(DPO.name, loss)
         raise AssertionError(f"{loss} is listed without a formula")
     return formula(policy_chosen - ref_chosen, policy_rejected - ref_rejected, beta, label_smoothing)
 
@@ -70,13 +85,13 @@ def kto_losses(
     desirable_weight: float = 1.0,
     undesirable_weight: float = 1.0,
 ) -> mx.array:
-    """The loss of each row [B]: Eq. 7 of https://arxiv.org/abs/2402.01306. Weight: rows.
+    """Returns the loss of each row [B]: Eq. 7 of https://arxiv.org/abs/2402.01306. Weight: rows.
 
     `policy`, `ref` [B]: log-probabilities; `labels` [B]: true where desirable; `reference_point`: z0 of the whole
     global batch, a constant, which `apo_zero_unpaired` (https://arxiv.org/abs/2408.06266) replaces by 0.
     Raises ConfigError for a loss that is not one of `losses.KTO_LOSSES`.
     """
-    check_loss("kto", loss)
+    check_loss(KTO.name, loss)
     z0 = reference_point if loss in REFERENCE_POINT else 0.0
     excess = beta * (policy - ref - z0)
     desirable = labels.astype(mx.bool_)
@@ -85,8 +100,8 @@ def kto_losses(
     return mx.where(desirable, desirable_weight, undesirable_weight).astype(value.dtype) * value
 
 
-def reference_point(policy_kl: Numbers, ref_kl: Numbers) -> float:
-    """KTO's z0 in nats: max(0, mean of policy - reference over the KL pairs of the whole global batch).
+def reference_point(policy_kl: Column, ref_kl: Column) -> float:
+    """Returns KTO's z0 in nats: max(0, mean of policy - reference over the KL pairs of the whole global batch).
 
     `policy_kl`, `ref_kl` [R]: log-probabilities of every KL pair of the step, in row order. Summed by `math.fsum`, so
     that no cut of the batch changes it. Raises ValueError for no rows or unequal counts, and NonFiniteError naming the
@@ -103,7 +118,7 @@ def reference_point(policy_kl: Numbers, ref_kl: Numbers) -> float:
     return max(0.0, math.fsum(ratios) / len(ratios))
 
 
-# Each takes the log-ratios c = logp_c - ref_c and r = logp_r - ref_r [B], beta and the label smoothing e.
+# Each takes the log-ratios c = logp_c - ref_c and r = logp_r - ref_r [B], beta, and the label smoothing e.
 
 
 def _sigmoid(c: mx.array, r: mx.array, beta: float, e: float) -> mx.array:
@@ -159,7 +174,7 @@ def _discopop(c: mx.array, r: mx.array, beta: float, e: float) -> mx.array:
     """Log-ratio modulated loss, Eq. 5 of https://arxiv.org/abs/2406.08414: exponential where x > 0, logistic below."""
     x = beta * (c - r)
     gate = x / DISCOPOP_TAU
-    # exp(-x) s(gate) in one exponential: apart, it is inf * 0 for a pair that is far off
+    # exp(-x) s(gate) in one exponential: as two factors it is inf * 0 for a pair that is far off
     return -log_sigmoid(x) * sigmoid(-gate) + mx.exp(log_sigmoid(gate) - x)
 
 
@@ -175,3 +190,32 @@ _DPO: dict[str, PairLoss] = {
     "sppo_hard": _sppo_hard,
     "discopop": _discopop,
 }
+
+
+def _sft_columns(loss: str, columns: Mapping[str, mx.array], scalars: Scalars) -> mx.array:
+    return sft_losses(columns["policy"])
+
+
+def _dpo_columns(loss: str, columns: Mapping[str, mx.array], scalars: Scalars) -> mx.array:
+    return dpo_losses(
+        *(columns[name] for name in (*DPO.policy, *DPO.reference)),
+        loss=loss,
+        beta=scalars["beta"],
+        label_smoothing=scalars["label_smoothing"],
+    )
+
+
+def _kto_columns(loss: str, columns: Mapping[str, mx.array], scalars: Scalars) -> mx.array:
+    return kto_losses(
+        columns["policy"],
+        columns["ref"],
+        columns[LABELS],
+        scalars["reference_point"],
+        loss=loss,
+        beta=scalars["beta"],
+        desirable_weight=scalars["desirable_weight"],
+        undesirable_weight=scalars["undesirable_weight"],
+    )
+
+
+_METHODS: dict[str, RowLoss] = {SFT.name: _sft_columns, DPO.name: _dpo_columns, KTO.name: _kto_columns}

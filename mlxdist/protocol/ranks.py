@@ -1,4 +1,4 @@
-"""Which rank each LoRA layer gets: the same for all, by the layer's bits, or by its measured sensitivity."""
+"""The rank of each LoRA layer: the same for all, by the bits of the layer, or by its measured sensitivity."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A module that gets a LoRA layer: its path in the model and in its layer, its bits (0: not quantised)."""
+    """A module that gets a LoRA layer: its path in the model and in its layer, its bits (0: not quantized)."""
 
     path: str
     layer_path: str
@@ -15,15 +15,15 @@ class Module:
 
 
 def rank_by_bits(lora_rank: int, bits: int) -> int:
-    """max(2, ceil(r * bits / 4)); a layer that is not quantised gets r."""
+    """Returns max(2, ceil(r * bits / 4)); a layer that is not quantized gets r."""
     return lora_rank if bits == 0 else max(2, math.ceil(lora_rank * bits / 4))
 
 
 def ranks(modules: Sequence[Module], lora_rank: int, scaling: str, kl: Mapping[str, float]) -> dict[str, int]:
-    """The rank of every module by its path. `scaling`: constant | by_bits | by_kl; `kl` maps paths to sensitivity.
+    """Returns the rank of every module by its path. `scaling`: constant | by_bits | by_kl; `kl` maps paths to sensitivity.
 
-    by_kl: max(2, ceil(r * clip(kl / median, 0.5, 2))) with the upper median over the whole map; a module that the map
-    lacks, or every module where there is no map, is ranked by its bits.
+    by_kl: max(2, ceil(r * clip(kl / median, 0.5, 2))) with the upper median over the whole map. A module that is not in the
+    map, or every module when there is no map, gets its rank by its bits.
     """
     if scaling == "constant":
         return {module.path: lora_rank for module in modules}

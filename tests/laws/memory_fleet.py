@@ -28,12 +28,12 @@ LEAF_SECONDS = 0.1  # what each leaf is said to have taken
 
 @dataclass
 class MemoryNode:
-    """A node without processes: enlists by itself, then serves its session whenever the hub waits."""
+    """A node without processes: it registers by itself, then serves its session whenever the hub waits."""
 
     name: str
     hub: MemoryHub
     engine: Engine
-    host: Mapping[str, str] = field(default_factory=dict)  # what it says of its machine
+    host: Mapping[str, str] = field(default_factory=dict)  # its description of its machine
     refusal: str = ""  # what it was refused with
     control: MemoryLink = field(init=False)
     data: MemoryLink | None = None
@@ -78,7 +78,7 @@ class MemoryNodes:
     nodes: list[MemoryNode] = field(default_factory=list)
 
     def join(self, engine: Engine, host: Mapping[str, str] | None = None) -> MemoryNode:
-        """A new node, which enlists when the hub waits next; `host` is what it says of its machine."""
+        """A new node, which registers when the hub waits next; `host` is its description of its machine."""
         self.nodes.append(MemoryNode(f"node-{len(self.nodes)}", self.hub, engine, host or {}))
         return self.nodes[-1]
 
@@ -98,7 +98,7 @@ def memory_cluster(
 ) -> Iterator[tuple[Fleet, MemoryNodes]]:
     """A fleet with one node per engine, and the nodes; an engine keeps its model from one fleet to the next.
 
-    `memory` is what a node must hold; None: nobody knows.
+    `memory` is what a node must hold; None: unknown.
     """
     hub = MemoryHub()
     nodes = MemoryNodes(hub)

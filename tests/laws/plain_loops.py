@@ -49,7 +49,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class PlainStep:
-    """What one step came to: metrics under TRL's names (the loss among them), the norm before clipping, the adapter."""
+    """The result of one step: metrics under TRL's names (loss included), the norm before clipping, the adapter."""
 
     metrics: dict[str, float]
     grad_norm: float
@@ -57,7 +57,7 @@ class PlainStep:
 
 
 def roll(count: int) -> list[int]:
-    """Whose completion row i of `count` takes for its KL pair: row i - 1's, row 0 the last one's."""
+    """The rows that give their completions to the KL pairs: row i - 1 to row i, the last row to row 0."""
     return [(i - 1) % count for i in range(count)]
 
 

@@ -41,7 +41,7 @@ class PlainRow:
 
 @dataclass(frozen=True)
 class KtoRow:
-    """Prompt and completion before any cut, since the KL pairs cut anew."""
+    """Prompt and completion before any cut, because the KL pairs are cut again."""
 
     prompt: Ids
     completion: Ids

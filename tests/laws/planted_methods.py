@@ -5,7 +5,7 @@ table, an engine its computer. The laws must fail on every one of them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
@@ -15,9 +15,9 @@ from mlxdist.coordinator.batch.micro_batches import cut_kl
 from mlxdist.coordinator.batch.row_store import PairedRows, StoredRows
 from mlxdist.coordinator.config.schema import RunConfig
 from mlxdist.coordinator.fleet.fleet import Fleet
-from mlxdist.coordinator.methods.preference import Dpo, Kto
+from mlxdist.coordinator.methods.kinds import Dpo, Kto
+from mlxdist.coordinator.methods.method import Method, StepAnswer
 from mlxdist.coordinator.methods.reference_logps import References, Table
-from mlxdist.coordinator.methods.sft import Method, StepAnswer, joined
 from mlxdist.coordinator.schedule.rounds import Request
 from mlxdist.coordinator.training.startup import method_of
 from mlxdist.node.backward.backward import MicroBatch
@@ -36,19 +36,21 @@ from tests.laws.preference_runs import MakeMethod
 
 
 def parts_of(step: Step) -> list[Step]:
-    """What each of two nodes has of a step, as steps of their own: nobody is asked for two gradients of one."""
-    rows = tuple(row for window in step.windows for row in window)
+    """The part of a step that each of two nodes has, as steps of their own: no step is asked for two gradients."""
+    rows = tuple(step.rows)
     parts = enumerate(node_parts(len(rows)), start=1)
     return [Step(1000 * place + step.number, (rows[part],)) for place, part in parts]
 
 
-def from_parts(method: Dpo | Kto, fleet: Fleet, step: Step, adapter_version: int, *, means: bool = False) -> StepAnswer:
+def from_parts(
+    method: Dpo | Kto, fleet: Fleet, step: Step, adapter_version: int, references: References, *, means: bool = False
+) -> StepAnswer:
     """The right metrics, with a gradient that is put together of the nodes' own: their sums, or their means."""
     kind = Dpo if isinstance(method, Dpo) else Kto
-    right = kind.gradient(method, fleet, step, adapter_version)  # type: ignore[arg-type]
+    right = kind.gradient(method, fleet, step, adapter_version, references)  # type: ignore[arg-type]
     total, parts = np.zeros_like(right.grad_sum), parts_of(step)
     for part in parts:
-        own = kind.gradient(method, fleet, part, adapter_version)  # type: ignore[arg-type]
+        own = kind.gradient(method, fleet, part, adapter_version, right.references)  # type: ignore[arg-type]
         total = total + own.grad_sum * np.float32(right.weight / len(parts) / own.weight if means else 1.0)
     return replace(right, grad_sum=total)
 
@@ -56,25 +58,25 @@ def from_parts(method: Dpo | Kto, fleet: Fleet, step: Step, adapter_version: int
 class MeanOfMeans(Dpo):
     """Each node divides by its own pairs, and then they average."""
 
-    def gradient(self, fleet: Fleet, step: Step, adapter_version: int) -> StepAnswer:
+    def gradient(self, fleet: Fleet, step: Step, adapter_version: int, references: References) -> StepAnswer:
         """The parts' means."""
-        return from_parts(self, fleet, step, adapter_version, means=True)
+        return from_parts(self, fleet, step, adapter_version, references, means=True)
 
 
 class PartsInOrder(Dpo):
     """The right sum, added up node by node instead of by the canonical tree."""
 
-    def gradient(self, fleet: Fleet, step: Step, adapter_version: int) -> StepAnswer:
+    def gradient(self, fleet: Fleet, step: Step, adapter_version: int, references: References) -> StepAnswer:
         """The parts' sums."""
-        return from_parts(self, fleet, step, adapter_version)
+        return from_parts(self, fleet, step, adapter_version, references)
 
 
 class OwnReferencePoints(Kto):
     """Each node takes its reference point from its own rows."""
 
-    def gradient(self, fleet: Fleet, step: Step, adapter_version: int) -> StepAnswer:
+    def gradient(self, fleet: Fleet, step: Step, adapter_version: int, references: References) -> StepAnswer:
         """The parts' sums."""
-        return from_parts(self, fleet, step, adapter_version)
+        return from_parts(self, fleet, step, adapter_version, references)
 
 
 class RollsWithinNodes(Kto):
@@ -105,7 +107,7 @@ def kl_scores(method: Kto, fleet: Fleet, rows: PairedRows, step: Step, adapter_v
     """Policy and reference log-probs of a step's KL pairs, [R, 2]."""
     leaves = cut_kl(step, rows, method.config.batch.micro_size, method.config.batch.max_length)
     request = Request("score", step.number, adapter_version, leaves, parameters="current+reference")
-    return joined(fleet.score(request))
+    return np.concatenate(fleet.score(request))
 
 
 # ---- rows and tables
@@ -122,12 +124,13 @@ class MaskOneEarly(StoredRows):
         )
 
 
-@dataclass
 class Forgetful(References):
     """Every row is unknown again at its next visit."""
 
-    def keep(self, rows: Sequence[int], values: Table) -> None:
-        """Keep nothing."""
+    def with_train(self, rows: Sequence[int], values: Table, saved: int) -> References:
+        """The same: nothing is kept, and nothing saved."""
+        assert saved == 0
+        return self
 
 
 def with_mask_one_early(config: RunConfig, rows: StoredRows, valid: StoredRows | None) -> Method:
@@ -135,19 +138,16 @@ def with_mask_one_early(config: RunConfig, rows: StoredRows, valid: StoredRows |
     return method_of(config, MaskOneEarly(rows._store), valid)
 
 
-def with_forgetful_references(config: RunConfig, rows: StoredRows, valid: StoredRows | None) -> Method:
-    """A method that computes every reference again."""
-    method = method_of(config, rows, valid)
-    method.references = Forgetful(method.references.train, method.references.valid)
-    return method
+def forgetful_of(references: References) -> References:
+    """References that forget."""
+    return Forgetful(references.train, references.valid)
 
 
 def made(kind: type[Dpo] | type[Kto]) -> MakeMethod:
-    """What makes this variant of a method."""
+    """A function that makes this variant of a method."""
 
     def make(config: RunConfig, rows: StoredRows, valid: StoredRows | None) -> Method:
-        right = method_of(config, rows, valid)
-        return kind(config, rows, valid, right.references)
+        return kind(config, rows, valid)
 
     return make
 
@@ -198,7 +198,7 @@ class ReferenceOfNoAdapter(Computer):
 
 
 class AllFresh(Computer):
-    """What is known of a leaf's rows is computed again where one of them is unknown."""
+    """All references of a leaf are computed again when one of them is unknown."""
 
     def _references(self, leaf: Leaf, batches: Sequence[MicroBatch], loss: str, inputs: Inputs) -> list[mx.array]:
         return seen(loss, self._reference_score(batches), target_counts(leaf))

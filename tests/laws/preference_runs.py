@@ -1,8 +1,8 @@
-"""DPO and KTO in one process, and the same by the plain loop: what the preference laws hold against each other."""
+"""DPO and KTO in one process, and the same by the plain loop, for the preference laws to compare."""
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,11 @@ from mlxdist.coordinator.config.schema import (
     RunConfig,
     TrainConfig,
 )
-from mlxdist.coordinator.methods.sft import Method
+from mlxdist.coordinator.methods.method import Method
+from mlxdist.coordinator.methods.reference_logps import References, Table
 from mlxdist.coordinator.train import Run, train
+from mlxdist.coordinator.training.adamw import no_moments
 from mlxdist.coordinator.training.initial_adapter import draw
-from mlxdist.coordinator.training.optimizer import no_moments
 from mlxdist.coordinator.training.startup import method_of
 from mlxdist.coordinator.training.state import State
 from mlxdist.node.work.engine import Engine
@@ -121,7 +122,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Ran:
-    """What a run came to."""
+    """The result of a run."""
 
     steps: list[PlainStep]
     state: State
@@ -141,37 +142,52 @@ def train_here(
     *,
     make: MakeMethod = method_of,
     start: Callable[[Method], State] | None = None,
+    knowing: Callable[[References], References] = lambda references: references,
     before: Hook = lambda step, nodes: None,
     recorder: Recorder | None = None,
     evaluate_before_each_step: bool = False,
 ) -> Ran:
-    """Train with one node per engine. `make` may give a variant of the method, `start` another state to begin with."""
+    """Train with one node per engine.
+
+    `make` may give a variant of the method, `start` another state to begin with, `knowing` other references.
+    """
     config, told = case.config(model), recorder or Recorder()
     rows, valid = case.stored(case.rows), case.stored(case.valid) if case.valid else None
     with memory_cluster(config, engines) as (fleet, nodes):
         manifest = fleet.wait_for_model().manifest
         method = make(config, rows, valid)
         first = case.first_adapter(manifest)
-        state = start(method) if start else State(first, no_moments(len(first)), method.references)
+        state = start(method) if start else State(first, no_moments(len(first)), method.unknown_references())
+        state = replace(state, references=knowing(state.references))
+        evaluated = state.references
         if case.reference == "initial":
             fleet.send_reference(first)
         fleet.send_adapter(state.step, state.adapter)
         fleet.wait_for_nodes(len(engines), len(engines), 0.0)
 
         def come(step: int) -> None:
+            nonlocal evaluated
             before(step, nodes)
             if evaluate_before_each_step:
-                method.evaluate(fleet, len(case.valid), step - 1)
+                _, evaluated = method.evaluate(fleet, len(case.valid), step - 1, evaluated)
 
         told.before = come
         come(state.step + 1)
         loop = Run(config, method, rows, told, case.total_steps, fleet, told, told)  # type: ignore[arg-type]
         state = train(loop, state)
     came_to = [
-        PlainStep({"loss": report.loss, **report.extra}, report.grad_norm, dict(manifests.split(manifest, s.adapter)))
+        PlainStep(dict(report.metrics), report.grad_norm, dict(manifests.split(manifest, s.adapter)))
         for report, s in zip(told.reports, told.states, strict=True)
     ]
     return Ran(came_to, state, method, told.notes)
+
+
+def with_rows(references: References, values: Mapping[int, float | tuple[float, float]]) -> References:
+    """The references, with these values at these training rows."""
+    train: Table = references.train.copy()
+    for row, value in values.items():
+        train[row] = value
+    return replace(references, train=train)
 
 
 def train_plainly(
@@ -198,7 +214,7 @@ def train_plainly(
     )
     trainer = Trainer(plain, recipe, parts or Parts())
     if taken is None:
-        taken = [[case.rows[row] for window in step.windows for row in window] for step in case.order()]
+        taken = [[case.rows[row] for row in step.rows] for step in case.order()]
     return plain_dpo(trainer, taken) if case.method == "dpo" else plain_kto(trainer, taken)
 
 
@@ -221,4 +237,8 @@ def evaluate_here(case: Case, model: Path, engines: Sequence[Engine], *, times: 
             fleet.send_reference(first)
         fleet.send_adapter(0, first)
         fleet.wait_for_nodes(len(engines), len(engines), 0.0)
-        return [method.evaluate(fleet, len(case.valid), 0) for _ in range(times)]
+        references, found = method.unknown_references(), []
+        for _ in range(times):
+            metrics, references = method.evaluate(fleet, len(case.valid), 0, references)
+            found.append(metrics)
+        return found

@@ -6,8 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlxdist.coordinator.training.startup import method_of
+from mlxdist.coordinator.methods.method import Method
+from mlxdist.coordinator.methods.reference_logps import References
+from mlxdist.coordinator.training.adamw import no_moments
+from mlxdist.coordinator.training.state import State
 from mlxdist.node.work.compute import Computer
+from mlxdist.protocol.methods import DPO
 from tests.coordinator.training.watched import Recorder, Watched, leaves_without_reference
 from tests.laws.planted_bugs import BUGS, assert_same_training
 from tests.laws.planted_methods import (
@@ -23,12 +27,20 @@ from tests.laws.planted_methods import (
     ReferenceWithDropout,
     RollsWithinNodes,
     RollsWithinWindows,
+    forgetful_of,
     made,
-    with_forgetful_references,
     with_mask_one_early,
 )
 from tests.laws.preference_cases import BATCH, case_of, labelled, pairs
-from tests.laws.preference_runs import Case, MakeMethod, Ran, assert_equals_one_machine, train_here, train_plainly
+from tests.laws.preference_runs import (
+    Case,
+    MakeMethod,
+    Ran,
+    assert_equals_one_machine,
+    train_here,
+    train_plainly,
+    with_rows,
+)
 
 LOSS = {"dpo": "sigmoid", "kto": "kto"}
 TWO_WINDOWS = replace(BATCH, size=2, grad_accum_steps=2)
@@ -113,23 +125,21 @@ def test_what_depends_on_the_nodes_does_not_have_the_bits_of_one_node(name: str,
 def test_forgotten_references_are_computed_again(model: Path) -> None:
     engine = Watched()
     case = case_of("sigmoid", rows=pairs(6))
-    forgetful = train_here(case, model, [engine], make=with_forgetful_references)
-    asked = [np.isnan(leaf["reference"]).any() for work in engine.asked for leaf in work.row_inputs]
+    forgetful = train_here(case, model, [engine], knowing=forgetful_of)
+    asked = [np.isnan(leaf[DPO.reference[0]]).any() for work in engine.asked for leaf in work.row_inputs]
     assert asked == [True] * 15
-    assert forgetful.method.references.saved_forwards == 0
+    assert forgetful.state.references.saved_forwards == 0
     assert forgetful.sha == train_here(case, model, [engine]).sha  # the numbers cannot tell
 
 
 def test_a_worker_that_ignores_what_is_known_changes_the_loss(model: Path) -> None:
     case = case_of("kto", replace(BATCH, size=5, micro_size=5), rows=labelled((1, 0, 1, 0, 1)), total_steps=1)
 
-    def make(*arguments: object) -> object:
-        method = method_of(*arguments)  # type: ignore[arg-type]
-        method.references.train[2] = -10.0
-        return method
+    def row_2(references: References) -> References:
+        return with_rows(references, {2: -10.0})
 
     right, wrong = (
-        train_here(case, model, [Miscounting(kind)], make=make).steps[0].metrics["loss"]  # type: ignore[arg-type]
+        train_here(case, model, [Miscounting(kind)], knowing=row_2).steps[0].metrics["loss"]
         for kind in (Computer, AllFresh)
     )
     assert right != wrong
@@ -141,9 +151,13 @@ def test_a_resume_that_loses_the_references_asks_again_and_one_that_loses_the_mo
     case, told = case_of("sigmoid", rows=pairs(6)), Recorder()
     unbroken = train_here(case, model, [Watched()], recorder=told)
     after_2, engine = told.states[1], Watched()
-    forgetful = train_here(case, model, [engine], start=lambda method: replace(after_2, references=method.references))
+
+    def forgetting(method: Method) -> State:
+        return replace(after_2, references=method.unknown_references())
+
+    forgetful = train_here(case, model, [engine], start=forgetting)
     assert forgetful.sha == unbroken.sha
     assert leaves_without_reference([engine]) == {3: 3, 4: 3, 5: 0}  # an unbroken run asks for none
-    lost = replace(after_2.moments, first=np.zeros_like(after_2.adapter), second=np.zeros_like(after_2.adapter))
+    lost = replace(no_moments(len(after_2.adapter)), step=after_2.step)
     wrong = train_here(case, model, [Watched()], start=lambda method: replace(after_2, moments=lost))
     assert wrong.sha != unbroken.sha

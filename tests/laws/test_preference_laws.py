@@ -7,15 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlxdist.coordinator.batch.row_store import StoredRows
-from mlxdist.coordinator.config.schema import RunConfig
-from mlxdist.coordinator.methods.sft import Method
-from mlxdist.coordinator.training.startup import method_of
+from mlxdist.coordinator.methods.reference_logps import References
 from mlxdist.protocol.losses import LABEL_SMOOTHING
 from tests.coordinator.training.watched import Watched
 from tests.laws.plain_model import KtoRow, random_ids
 from tests.laws.preference_cases import BATCH, LOSSES, case_of, labelled, of_very_different_lengths
-from tests.laws.preference_runs import assert_equals_one_machine, train_here
+from tests.laws.preference_runs import assert_equals_one_machine, train_here, with_rows
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +113,7 @@ def test_the_adapter_and_every_metric_have_the_same_bits_for_1_2_3_and_5_nodes(
         assert [(step.metrics, step.grad_norm) for step in many.steps] == [
             (step.metrics, step.grad_norm) for step in one.steps
         ]
-        assert np.array_equal(many.method.references.train, one.method.references.train)
+        assert np.array_equal(many.state.references.train, one.state.references.train)
 
 
 @pytest.mark.parametrize("loss", ["sigmoid", "kto"])
@@ -197,12 +194,11 @@ def test_the_first_step_of_kto_has_rewards_of_exactly_0_and_loss_a_half(
 def test_a_collapse_of_the_rewards_is_said_once(model: Path, engines: list[Watched]) -> None:
     case = case_of("sigmoid")
 
-    def make(config: RunConfig, rows: StoredRows, valid: StoredRows | None) -> Method:
-        method = method_of(config, rows, valid)
-        method.references.train[:] = (0.0, 400.0)  # as if the base had been sure of both, of the rejected ones more
-        return method
+    def sure(references: References) -> References:
+        """As if the base had been sure of both, of the rejected ones more."""
+        return with_rows(references, dict.fromkeys(range(len(references.train)), (0.0, 400.0)))
 
-    notes = train_here(case, model, engines[:1], make=make).notes
+    notes = train_here(case, model, engines[:1], knowing=sure).notes
     assert len(notes) == 1
     assert notes[0].startswith("The rewards collapse: the loss is ")
     assert train_here(case, model, engines[:1]).notes == []

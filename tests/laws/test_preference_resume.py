@@ -1,4 +1,4 @@
-"""Preference runs that go on, start anew, or end badly: the references are known again, and nothing is left over."""
+"""Preference runs that are resumed, started again, or fail: the references are known again, nothing is left over."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,17 +7,18 @@ import numpy as np
 import pytest
 
 from mlxdist.coordinator.config.run_spec import run_spec
-from mlxdist.coordinator.methods.sft import Method
+from mlxdist.coordinator.methods.method import Method
+from mlxdist.coordinator.methods.reference_logps import References
 from mlxdist.coordinator.storage.run_folder import RunFolder
-from mlxdist.coordinator.training.optimizer import no_moments
-from mlxdist.coordinator.training.resume import continued, earlier_life
-from mlxdist.coordinator.training.startup import method_of, reference
+from mlxdist.coordinator.training.adamw import no_moments
+from mlxdist.coordinator.training.resume import continued, earlier_sessions
+from mlxdist.coordinator.training.startup import reference
 from mlxdist.coordinator.training.state import State, identity_of, save_state
 from mlxdist.node.work import model as models
 from mlxdist.protocol.errors import NonFiniteError
 from tests.coordinator.training.watched import Recorder, Watched, leaves_without_reference
 from tests.laws.preference_cases import BATCH, case_of, labelled, pairs
-from tests.laws.preference_runs import train_here
+from tests.laws.preference_runs import train_here, with_rows
 
 
 @pytest.fixture
@@ -58,17 +59,15 @@ def test_a_resumed_run_has_the_bits_of_an_unbroken_one_and_asks_for_no_reference
         engine.asked.clear()
 
     def going_on(method: Method) -> State:
-        earlier = earlier_life(folder)
+        earlier = earlier_sessions(folder)
         assert earlier is not None
-        state = continued(earlier, folder, IDENTITY, method.references)
-        method.references = state.references
-        return state
+        return continued(earlier, folder, IDENTITY, method.unknown_references())
 
     resumed = train_here(case, model, engines[:2], start=going_on)
     assert resumed.sha == unbroken.sha
     assert [step.metrics for step in resumed.steps] == [step.metrics for step in unbroken.steps[2:]]
-    assert np.array_equal(resumed.method.references.train, unbroken.method.references.train)
-    assert resumed.method.references.saved_forwards == unbroken.method.references.saved_forwards
+    assert np.array_equal(resumed.state.references.train, unbroken.state.references.train)
+    assert resumed.state.references.saved_forwards == unbroken.state.references.saved_forwards
     assert leaves_without_reference(engines) == {step: count for step, count in asked.items() if step > 2}
 
 
@@ -104,14 +103,12 @@ def test_a_loss_that_is_not_finite_names_its_leaf_and_rows_and_takes_no_step(
     second_leaf = case.order()[1].windows[0][2:]
     row = second_leaf[1]
 
-    def make(*arguments: object) -> Method:
-        method = method_of(*arguments)  # type: ignore[arg-type]
-        method.references.train[row] = np.inf
-        return method
+    def broken(references: References) -> References:
+        return with_rows(references, {row: np.inf})
 
     recorder = Recorder()
     with pytest.raises(NonFiniteError) as caught:
-        train_here(case, model, engines[:2], make=make, recorder=recorder)  # type: ignore[arg-type]
+        train_here(case, model, engines[:2], knowing=broken, recorder=recorder)
     ids, places = ", ".join(map(str, second_leaf)), ", ".join(f"rows.jsonl:{each + 1}" for each in second_leaf)
     assert f"NaN or Inf in leaf 1 of step 2 (rows {ids}), on node-" in str(caught.value)
     assert {name for name in ("node-0", "node-1") if name in str(caught.value)} == {"node-0", "node-1"}
@@ -127,7 +124,7 @@ def test_a_kl_pair_that_is_not_finite_is_named_before_the_reference_point(model:
         vector = np.full_like(
             case.first_adapter(models.load(run_spec(case.config(model)), lambda sentence: None).manifest), np.nan
         )
-        return State(vector, no_moments(len(vector)), method.references)
+        return State(vector, no_moments(len(vector)), method.unknown_references())
 
     first, second = case.order()[0].windows[0][:2]
     named = (

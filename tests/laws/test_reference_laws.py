@@ -9,18 +9,17 @@ import pytest
 from msgspec.structs import replace as replace_struct
 
 from mlxdist.coordinator.config.run_spec import run_spec
-from mlxdist.coordinator.methods.sft import Method
-from mlxdist.coordinator.training.optimizer import no_moments
-from mlxdist.coordinator.training.state import State
+from mlxdist.coordinator.methods.reference_logps import References
 from mlxdist.node.backward.backward import MicroBatch
 from mlxdist.node.work import model as models
 from mlxdist.node.work.compute import UNKNOWN, Computer
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.leaves import Leaf
-from tests.coordinator.training.watched import Watched, leaves_without_reference
+from mlxdist.protocol.methods import DPO, LABELS, METHODS
+from tests.coordinator.training.watched import Recorder, Watched, leaves_without_reference
 from tests.laws.memory_fleet import MemoryNode, MemoryNodes
 from tests.laws.preference_cases import BATCH, case_of, labelled, pairs
-from tests.laws.preference_runs import assert_equals_one_machine, evaluate_here, train_here, train_plainly
+from tests.laws.preference_runs import assert_equals_one_machine, evaluate_here, train_here, train_plainly, with_rows
 
 
 @pytest.fixture
@@ -48,7 +47,18 @@ def test_the_second_pass_asks_for_no_reference(loss: str, model: Path, engines: 
     ran = train_here(case_of(loss, rows=rows), model, engines[:2])
     assert leaves_without_reference(engines) == {1: 3, 2: 3, 3: 0, 4: 0, 5: 0}
     branches = 1 if loss == "kto" else 2
-    assert ran.method.references.saved_forwards == 3 * 3 * branches
+    assert ran.state.references.saved_forwards == 3 * 3 * branches
+
+
+def test_a_step_returns_what_it_learned_and_leaves_the_state_before_it_as_it_was(
+    model: Path, engines: list[Watched]
+) -> None:
+    """A step that is interrupted leaves nothing behind, and is taken again by the resumed run."""
+    told = Recorder()
+    train_here(case_of("sigmoid", rows=pairs(6), total_steps=3), model, engines[:1], recorder=told)
+    known = [int((~np.isnan(state.references.train[:, 0])).sum()) for state in told.states]
+    assert known == [3, 6, 6]
+    assert [state.references.saved_forwards for state in told.states] == [0, 0, 6]
 
 
 def test_the_reference_of_kl_pairs_is_computed_each_step_for_they_hardly_recur(
@@ -70,7 +80,7 @@ def test_a_worker_runs_the_reference_only_for_what_it_is_not_told(loss: str, mod
     leaf = Leaf(0, rows, tuple(max(len(row.ids) for row in rows[side::2]) for side in (0, 1)))
 
     def columns(reference: tuple[float, float], rejected: tuple[float, float]) -> np.ndarray:
-        inputs = {"reference": reference, "reference_rejected": rejected}
+        inputs = dict(zip(DPO.reference, (reference, rejected), strict=True))
         scalars = {"beta": 0.1, "label_smoothing": 0.0}
         return computer.gradient(leaf, step=1, loss=loss, scalars=scalars, inputs=inputs)[1]
 
@@ -101,8 +111,8 @@ def test_policy_and_reference_of_equal_parameters_have_equal_bits_on_every_path_
     branches = 2 if loss == "sigmoid" else 1
     rows = tuple(row for place in range(3) for row in case.stored(case.rows).rows(place))
     leaf = Leaf(0, rows, tuple(max(len(row.ids) for row in rows[side::branches]) for side in range(branches)))
-    names = ("reference", "reference_rejected")[:branches]
-    inputs = {**dict.fromkeys(names, (UNKNOWN,) * 3), "labels": (1.0, 0.0, 1.0)}
+    names = METHODS[case.method].reference
+    inputs = {**dict.fromkeys(names, (UNKNOWN,) * 3), LABELS: (1.0, 0.0, 1.0)}
     scalars = {"beta": 0.1, "label_smoothing": 0.0, "reference_point": 0.0}
     scalars |= {"desirable_weight": 1.0, "undesirable_weight": 1.0}
     columns = computer.gradient(leaf, step=1, loss=loss, scalars=scalars, inputs=inputs)[1]
@@ -113,18 +123,16 @@ def test_policy_and_reference_of_equal_parameters_have_equal_bits_on_every_path_
 def test_in_a_leaf_of_known_and_unknown_rows_the_known_one_keeps_its_value(model: Path, engines: list[Watched]) -> None:
     case = case_of("sigmoid", replace(BATCH, size=7, micro_size=7), total_steps=1)
 
-    def knowing_row_3(method: Method) -> State:
-        method.references.train[3] = (-10.0, -20.0)
-        vector = case.first_adapter(models.load(run_spec(case.config(model)), lambda sentence: None).manifest)
-        return State(vector, no_moments(len(vector)), method.references)
+    def row_3(references: References) -> References:
+        return with_rows(references, {3: (-10.0, -20.0)})
 
-    knowing = train_here(case, model, engines[:1], start=knowing_row_3)
+    knowing = train_here(case, model, engines[:1], knowing=row_3)
     fresh = train_here(case, model, engines[:1])
     others = [row for row in range(7) if row != 3]
-    assert knowing.method.references.train[3].tolist() == [-10.0, -20.0]
-    assert np.array_equal(knowing.method.references.train[others], fresh.method.references.train[others])
+    assert knowing.state.references.train[3].tolist() == [-10.0, -20.0]
+    assert np.array_equal(knowing.state.references.train[others], fresh.state.references.train[others])
     assert knowing.steps[0].metrics["loss"] != fresh.steps[0].metrics["loss"]
-    assert knowing.method.references.saved_forwards == 0  # its leaf went through the reference all the same
+    assert knowing.state.references.saved_forwards == 0  # its leaf went through the reference all the same
 
 
 # ---- of which parameters
@@ -165,7 +173,7 @@ def test_the_reference_has_no_dropout_even_where_the_policy_has(model: Path, eng
     plain, dropping = case_of("sigmoid"), case_of("sigmoid", dropout=0.5)
     with_dropout = train_here(dropping, model, engines[:1])
     without = train_here(plain, model, engines[:1])
-    assert np.array_equal(with_dropout.method.references.train, without.method.references.train)
+    assert np.array_equal(with_dropout.state.references.train, without.state.references.train)
     assert with_dropout.sha != without.sha
 
 

@@ -11,15 +11,15 @@ import pytest
 
 from mlxdist.coordinator.config.schema import BatchConfig, DataConfig, LoraConfig, RunConfig, TrainConfig
 from mlxdist.coordinator.fleet.fleet import Fleet
-from mlxdist.coordinator.methods.sft import Sft
+from mlxdist.coordinator.methods.kinds import Sft
+from mlxdist.coordinator.report.display import Display
 from mlxdist.coordinator.report.format import StepReport
-from mlxdist.coordinator.report.plain import Display
 from mlxdist.coordinator.report.reporter import Reporter
 from mlxdist.coordinator.storage.run_folder import RunFolder
 from mlxdist.coordinator.train import Run, train
+from mlxdist.coordinator.training.adamw import FIRST, SECOND, no_moments
 from mlxdist.coordinator.training.initial_adapter import draw
-from mlxdist.coordinator.training.optimizer import no_moments
-from mlxdist.coordinator.training.resume import continued, earlier_life
+from mlxdist.coordinator.training.resume import continued, earlier_sessions
 from mlxdist.coordinator.training.saver import Saver
 from mlxdist.coordinator.training.state import Best, State, identity_of
 from mlxdist.coordinator.training.validation import Evaluation, Validation
@@ -68,10 +68,10 @@ class InterruptedReporter(Reporter):
 
     at: int = 0
 
-    def train(self, report: StepReport) -> None:
+    def step(self, report: StepReport) -> None:
         if report.step == self.at:
             raise KeyboardInterrupt
-        super().train(report)
+        super().step(report)
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +86,8 @@ def rows(count: int, seed: int) -> list[Row]:
 
 
 @dataclass
-class Lives:
-    """The lives of one run in one folder."""
+class Sessions:
+    """The sessions of one run in one folder."""
 
     model: Path
     engines: Sequence[Engine]
@@ -115,10 +115,10 @@ class Lives:
             ),
         )
 
-    def live(
+    def session(
         self, *, interrupt: str = "", at: int = 0, nodes: int = 1, plant: Callable[[State], State] = lambda state: state
     ) -> State:
-        """One life, which goes on from what is saved. `interrupt`: "save" | "evaluation" | "report", in step `at`."""
+        """One session from the saved state on. `interrupt`: "save" | "evaluation" | "report", in step `at`."""
         config, run = self.config, RunFolder(self.folder)
         for folder in (run.state, run.checkpoints):
             folder.mkdir(parents=True, exist_ok=True)
@@ -130,12 +130,12 @@ class Lives:
             manifest = fleet.wait_for_model().manifest
             method = Sft(config, cast(Any, data), cast(Any, valid))
             identity = identity_of("same", manifest, "model", "rows")
-            earlier = earlier_life(run)
+            earlier = earlier_sessions(run)
             if earlier is None:
                 vector = draw(manifest, 0)
-                state = State(vector, no_moments(len(vector)), method.references)
+                state = State(vector, no_moments(len(vector)), method.unknown_references())
             else:
-                state = plant(continued(earlier, run, identity, method.references))
+                state = plant(continued(earlier, run, identity, method.unknown_references()))
             report.resume_after(state.step)
             fleet.send_adapter(state.step, state.adapter)
             fleet.wait_for_nodes(nodes, nodes, 0.0)
@@ -155,7 +155,7 @@ class Lives:
             return state
 
     def told(self) -> list[dict[str, object]]:
-        """What metrics.jsonl has of steps, without times."""
+        """The steps in metrics.jsonl, without times."""
         lines = [
             json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines() if "step" in line
         ]
@@ -163,13 +163,13 @@ class Lives:
         return [{key: line[key] for key in TOLD if key in line} for line in lines]
 
 
-Whole = Callable[[Lives], tuple[State, list[dict[str, object]]]]
+Whole = Callable[[Sessions], tuple[State, list[dict[str, object]]]]
 
 
 @pytest.fixture
-def broken(model: Path, engines: list[Engine], tmp_path: Path) -> Lives:
+def broken(model: Path, engines: list[Engine], tmp_path: Path) -> Sessions:
     """A run that the test interrupts."""
-    return Lives(model, engines, tmp_path / "broken")
+    return Sessions(model, engines, tmp_path / "broken")
 
 
 @pytest.fixture(scope="module")
@@ -177,65 +177,63 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     """The state and the events of the same run without an interrupt."""
     known: dict[int, tuple[State, list[dict[str, object]]]] = {}
 
-    def of(lives: Lives) -> tuple[State, list[dict[str, object]]]:
-        key = lives.early_stop_evals
+    def of(sessions: Sessions) -> tuple[State, list[dict[str, object]]]:
+        key = sessions.early_stop_evals
         if key not in known:
-            unbroken = replace(lives, folder=tmp_path_factory.mktemp("whole") / "run")
-            known[key] = (unbroken.live(), unbroken.told())
+            unbroken = replace(sessions, folder=tmp_path_factory.mktemp("whole") / "run")
+            known[key] = (unbroken.session(), unbroken.told())
         return known[key]
 
     return of
 
 
 def same(one: State, other: State) -> bool:
-    """Whether two states are the same to the last bit, counters included."""
-    pairs = (
-        (one.adapter, other.adapter),
-        (one.moments.first, other.moments.first),
-        (one.moments.second, other.moments.second),
-    )
+    """True when two states are the same to the last bit, counters included."""
+    assert one.moments.vectors.keys() == other.moments.vectors.keys()
+    pairs = [(one.adapter, other.adapter)]
+    pairs += [(vector, other.moments.vectors[name]) for name, vector in one.moments.vectors.items()]
     bits = all(left.tobytes() == right.tobytes() for left, right in pairs)
     return bits and (one.step, one.best, one.eval_rows) == (other.step, other.best, other.eval_rows)
 
 
 @pytest.mark.parametrize("at", [1, 2, 5, STEPS - 1])
-def test_a_run_that_goes_on_after_any_step_is_the_unbroken_one(at: int, broken: Lives, whole: Whole) -> None:
+def test_a_run_that_goes_on_after_any_step_is_the_unbroken_one(at: int, broken: Sessions, whole: Whole) -> None:
     """Adapter, moments, schedule, cursor, dropout, best, metrics file; with another number of nodes."""
     expected, told = whole(broken)
-    broken.live(interrupt="save", at=at)
-    assert same(broken.live(nodes=2), expected)
+    broken.session(interrupt="save", at=at)
+    assert same(broken.session(nodes=2), expected)
     assert broken.told() == told
 
 
 @pytest.mark.parametrize(("interrupt", "at"), [("evaluation", 4), ("report", 5), ("evaluation", STEPS)])
 def test_an_interrupt_within_a_step_loses_neither_its_line_nor_its_evaluation(
-    interrupt: str, at: int, broken: Lives, whole: Whole
+    interrupt: str, at: int, broken: Sessions, whole: Whole
 ) -> None:
     expected, told = whole(broken)
-    broken.live(interrupt=interrupt, at=at)
-    earlier = earlier_life(RunFolder(broken.folder))
+    broken.session(interrupt=interrupt, at=at)
+    earlier = earlier_sessions(RunFolder(broken.folder))
     assert earlier is not None
     assert earlier.state.step == at - 1
-    assert same(broken.live(), expected)
+    assert same(broken.session(), expected)
     assert broken.told() == told
 
 
-def test_a_run_that_had_stopped_early_takes_no_further_step(broken: Lives, whole: Whole) -> None:
+def test_a_run_that_had_stopped_early_takes_no_further_step(broken: Sessions, whole: Whole) -> None:
     broken.early_stop_evals = 1
     expected, told = whole(broken)
     assert expected.step < STEPS, "the run was to stop early"
     for _ in range(2):
-        assert same(broken.live(), expected)
+        assert same(broken.session(), expected)
         assert broken.told() == told
 
 
-def test_the_evaluations_without_a_better_one_are_counted_over_all_lives(broken: Lives, whole: Whole) -> None:
+def test_the_evaluations_without_a_better_one_are_counted_over_all_sessions(broken: Sessions, whole: Whole) -> None:
     broken.early_stop_evals = 2
     expected, told = whole(broken)
     assert expected.best.evals_since == 2, "the run was to stop early"
     for at in range(1, expected.step):
-        broken.live(interrupt="save", at=at)
-    assert same(broken.live(), expected)
+        broken.session(interrupt="save", at=at)
+    assert same(broken.session(), expected)
     assert broken.told() == told
 
 
@@ -243,21 +241,27 @@ def shifted(state: State) -> State:
     return replace(state, moments=replace(state.moments, step=state.step - 1))
 
 
+def with_moment(name: str, value: float) -> Callable[[State], State]:
+    """A state with one of AdamW's moments replaced by a number."""
+
+    def change(state: State) -> State:
+        vectors = {**state.moments.vectors, name: np.full_like(state.adapter, value)}
+        return replace(state, moments=replace(state.moments, vectors=vectors))
+
+    return change
+
+
 PLANTED: dict[str, Callable[[State], State]] = {
-    "the adapter is drawn anew": lambda state: replace(state, adapter=state.adapter * np.float32(0)),
-    "the first moment is forgotten": lambda state: replace(
-        state, moments=replace(state.moments, first=state.moments.first * np.float32(0))
-    ),
-    "the second moment is forgotten": lambda state: replace(
-        state, moments=replace(state.moments, second=state.moments.second * np.float32(0) + np.float32(1))
-    ),
+    "the adapter is forgotten": lambda state: replace(state, adapter=state.adapter * np.float32(0)),
+    "the first moment is forgotten": with_moment(FIRST, 0.0),
+    "the second moment is forgotten": with_moment(SECOND, 1.0),
     "a step is taken twice": shifted,
     "the best evaluation is forgotten": lambda state: replace(state, best=Best()),
 }
 
 
 @pytest.mark.parametrize("bug", PLANTED)
-def test_the_law_finds_what_is_not_continued(bug: str, broken: Lives, whole: Whole) -> None:
+def test_the_law_finds_what_is_not_continued(bug: str, broken: Sessions, whole: Whole) -> None:
     expected, told = whole(broken)
-    broken.live(interrupt="save", at=5)
-    assert not same(broken.live(plant=PLANTED[bug]), expected) or broken.told() != told
+    broken.session(interrupt="save", at=5)
+    assert not same(broken.session(plant=PLANTED[bug]), expected) or broken.told() != told

@@ -10,10 +10,10 @@ import pytest
 from mlx_lm.utils import load_model
 
 from mlxdist.coordinator.config.schema import BatchConfig, DataConfig, LoraConfig, RunConfig, TrainConfig
-from mlxdist.coordinator.methods.sft import Sft
+from mlxdist.coordinator.methods.kinds import Sft
 from mlxdist.coordinator.train import Run, train
+from mlxdist.coordinator.training.adamw import no_moments
 from mlxdist.coordinator.training.initial_adapter import draw
-from mlxdist.coordinator.training.optimizer import no_moments
 from mlxdist.coordinator.training.state import State
 from mlxdist.node.work.engine import Engine
 from mlxdist.protocol import manifest as manifests

@@ -13,7 +13,6 @@ import pytest
 from safetensors.numpy import load_file
 
 from mlxdist.coordinator.config.schema import (
-    METHOD_DEFAULTS,
     BatchConfig,
     DataConfig,
     LoraConfig,
@@ -22,6 +21,7 @@ from mlxdist.coordinator.config.schema import (
     TrainConfig,
 )
 from mlxdist.coordinator.run import run
+from mlxdist.protocol.methods import METHODS
 from tests.laws.model_folder import WORDS
 from tests.processes.node_pools import Pools
 
@@ -48,7 +48,7 @@ def write_rows(folder: Path, method: str) -> Path:
 
 def configured(method: str, model: Path, data: Path, output: Path, **preference: object) -> RunConfig:
     """Steps of 5 and of 3 pairs, or of 5 and 4 rows, in leaves of two."""
-    loss = METHOD_DEFAULTS[method].get("preference.loss", "sigmoid")
+    loss = METHODS[method].defaults.get("preference.loss", "sigmoid")
     return RunConfig(
         model=str(model),
         method=method,  # type: ignore[arg-type]

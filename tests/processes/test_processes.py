@@ -14,6 +14,7 @@ import mlx_lm
 import numpy as np
 import psutil
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from mlxdist.coordinator.config.schema import BatchConfig, DataConfig, LoraConfig, RunConfig, TrainConfig
 from mlxdist.coordinator.run import run
@@ -245,17 +246,29 @@ def test_a_killed_process_of_a_launched_node_is_restarted_and_the_run_continues(
     assert gone(everyone) == []
 
 
-def test_a_model_file_that_cannot_be_read_is_reported_with_the_node_and_what_it_printed(
-    data: Path, tmp_path: Path
-) -> None:
+def test_a_torn_model_file_is_refused_before_a_node_is_started(data: Path, tmp_path: Path) -> None:
     folder = llama_folder(tmp_path / "model")
     parameters = folder / "model.safetensors"
     parameters.write_bytes(parameters.read_bytes()[:5000])
     process = start(tmp_path, model=folder, data=data, nodes=1)
     rest = process.communicate(timeout=60)[0]
+    assert process.returncode == 2, rest
+    assert f"{parameters}: cannot be read" in rest
+    assert "starting" not in rest
+
+
+def test_a_model_that_cannot_be_loaded_is_reported_with_the_node_and_what_it_printed(
+    data: Path, tmp_path: Path
+) -> None:
+    folder = llama_folder(tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    process = start(tmp_path, model=folder, data=data, nodes=1)
+    rest = process.communicate(timeout=60)[0]
     assert process.returncode in (1, 2), rest
     assert "mlxdist: localhost: " in rest
-    assert "safetensors" in rest
+    assert "model.norm.weight" in rest
 
 
 def test_wrong_configuration_exits_2_before_anything_starts(tmp_path: Path) -> None:

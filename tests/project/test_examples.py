@@ -10,7 +10,7 @@ from rich.console import Console
 from mlxdist.coordinator.config.load import load_config
 from mlxdist.coordinator.config.schema import RunConfig
 from mlxdist.coordinator.data.load import read
-from mlxdist.coordinator.inspect.inspect import InspectOptions, inspect
+from mlxdist.coordinator.inspect.inspect import InspectOptions, show_inspection
 from tests.coordinator.data.bpe_tokenizer import save_tokenizer
 from tests.processes.real_model import smollm2
 
@@ -48,7 +48,7 @@ def test_an_example_loads_and_every_row_of_it_can_be_trained(method: str, tokeni
 @pytest.mark.parametrize("method", METHODS)
 def test_an_example_passes_inspect(method: str, tokenizer: Path) -> None:
     options = InspectOptions(max_length=1024, overrides=(f"model={tokenizer}",))
-    assert inspect(str(EXAMPLES / method / "run.toml"), "", options, quiet()) == 0
+    assert show_inspection(str(EXAMPLES / method / "run.toml"), "", options, quiet()) == 0
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -65,7 +65,7 @@ def test_an_example_names_the_commands_of_the_readme(method: str) -> None:
 def test_an_example_passes_inspect_with_its_own_model(method: str) -> None:
     smollm2()
     out = io.StringIO()
-    assert inspect(str(EXAMPLES / method / "run.toml"), "", InspectOptions(), Console(file=out, width=200)) == 0
+    assert show_inspection(str(EXAMPLES / method / "run.toml"), "", InspectOptions(), Console(file=out, width=200)) == 0
     assert out.getvalue().count("cut: 0 rows") == 2
 
 

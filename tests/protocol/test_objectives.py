@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from mlxdist.protocol.errors import ConfigError, NonFiniteError
-from mlxdist.protocol.losses import DPO_LOSSES, KTO_LOSSES, LABEL_SMOOTHING, REFUSED, check_loss, loss_fault
+from mlxdist.protocol.losses import DPO_LOSSES, KTO_LOSSES, LABEL_SMOOTHING, REFUSED
+from mlxdist.protocol.methods import check_loss, loss_fault
 from mlxdist.protocol.objectives import dpo_losses, kto_losses, reference_point, sft_losses
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "preference_losses.json").read_text())

@@ -1,7 +1,7 @@
-"""The order of the data: which rows make which window, which windows which step. A pure function of its arguments.
+"""The order of the data: the rows of each window, and the windows of each step. Pure functions.
 
-W windows of `size` rows make an epoch; a step takes `grad_accum_steps` windows of one epoch, the last step of an epoch what
-is left. The cursor of a resumed run is the number of steps done.
+W windows of `size` rows make an epoch. A step takes `grad_accum_steps` windows of one epoch; the last step of an epoch
+takes the rest. The cursor of a resumed run is the number of steps done.
 """
 
 import math
@@ -11,9 +11,11 @@ from fractions import Fraction
 from itertools import count
 
 import numpy as np
+import numpy.typing as npt
 
 from mlxdist.coordinator.batch.shuffle import fisher_yates, mulberry32
 from mlxdist.coordinator.config.schema import BatchConfig, TrainConfig
+from mlxdist.protocol.methods import METHODS
 
 Window = tuple[int, ...]
 
@@ -25,9 +27,14 @@ class Step:
     number: int  # from 1
     windows: tuple[Window, ...]
 
+    @property
+    def rows(self) -> list[int]:
+        """[R] row indices of all windows, in row order."""
+        return [row for window in self.windows for row in window]
+
 
 def cut_windows(rows: Sequence[int], size: int, remainder: str, *, join_single: bool = False) -> list[Window]:
-    """Contiguous windows of `size` rows. The tail that fills none is dropped or kept, as `remainder` says.
+    """Returns contiguous windows of `size` rows. A tail that fills none is dropped or kept, as `remainder` says.
 
     `join_single`: a kept tail of one row joins the window before it, where there is one.
     """
@@ -44,10 +51,10 @@ def cut_windows(rows: Sequence[int], size: int, remainder: str, *, join_single: 
 def epochs(
     lengths: Sequence[int], size: int, *, order: str, remainder: str, seed: int, join_single: bool = False
 ) -> Iterator[list[Window]]:
-    """The windows of one epoch after the other, endless; one mulberry32 generator serves them all.
+    """Yields the windows of each epoch, without end; one mulberry32 generator serves all epochs.
 
-    "sorted": stable by length, the windows shuffled anew from that order each epoch. "shuffled": the rows shuffled each
-    epoch, from the order of the epoch before.
+    "sorted": stable by length, the windows shuffled from that order in each epoch. "shuffled": the rows shuffled in
+    each epoch, from the order of the epoch before.
     """
     draw = mulberry32(seed)
     if order == "sorted":
@@ -64,7 +71,7 @@ def epochs(
 
 
 def steps(lengths: Sequence[int], batch: BatchConfig, method: str) -> Iterator[Step]:
-    """The run's steps, endless. `lengths` [N]: untruncated tokens of each row. Raises nothing: see `check_order`."""
+    """Yields the steps of a run, without end. `lengths` [N]: the tokens of each row before any cut."""
     number = count(1)
     for windows in epochs(
         lengths,
@@ -72,7 +79,7 @@ def steps(lengths: Sequence[int], batch: BatchConfig, method: str) -> Iterator[S
         order=batch.order,
         remainder=batch.remainder,
         seed=batch.seed,
-        join_single=method == "kto",
+        join_single=not METHODS[method].lone_row,
     ):
         if not windows:
             return
@@ -80,20 +87,31 @@ def steps(lengths: Sequence[int], batch: BatchConfig, method: str) -> Iterator[S
             yield Step(next(number), tuple(windows[start : start + batch.grad_accum_steps]))
 
 
+def validation_step(lengths: npt.NDArray[np.int32], limit: int, method: str, number: int) -> Step:
+    """Returns the first `limit` validation rows as one window, the same every time.
+
+    They are in file order, or sorted by length (stable) where the method's training rows may be. `lengths` [N]: tokens.
+    """
+    rows = np.arange(min(limit, len(lengths)))
+    if "sorted" in METHODS[method].orders:
+        rows = rows[np.argsort(lengths[rows], kind="stable")]
+    return Step(number, (tuple(rows.tolist()),))
+
+
 def windows_per_epoch(n_rows: int, batch: BatchConfig, method: str) -> int:
-    """W, the windows that one epoch over `n_rows` rows makes."""
+    """Returns W, the windows of one epoch over `n_rows` rows."""
     full, tail = divmod(n_rows, batch.size)
-    joined = method == "kto" and tail == 1 and full > 0
+    joined = not METHODS[method].lone_row and tail == 1 and full > 0
     return full + (1 if tail and batch.remainder == "keep" and not joined else 0)
 
 
 def steps_per_epoch(n_rows: int, batch: BatchConfig, method: str) -> int:
-    """The optimizer steps of one epoch over `n_rows` rows."""
+    """Returns the optimizer steps of one epoch over `n_rows` rows."""
     return -(-windows_per_epoch(n_rows, batch, method) // batch.grad_accum_steps)
 
 
 def total_steps(train: TrainConfig, n_rows: int, batch: BatchConfig, method: str) -> int | None:
-    """The steps of the whole run; None when hours decide. `epochs` = p is ceil(p * steps of an epoch)."""
+    """Returns the steps of the whole run; None when hours decide. `epochs` = p is ceil(p * steps of an epoch)."""
     if train.epochs is not None:
         # 1.1 epochs of 10 steps are 11 steps: the decimal that was written, not its binary neighbour
         return math.ceil(Fraction(repr(train.epochs)) * steps_per_epoch(n_rows, batch, method))

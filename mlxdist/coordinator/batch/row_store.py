@@ -1,7 +1,7 @@
 """The rows of a run in compact arrays: one 32-bit word per token, its id and, in the top bit, whether it is a target.
 
-Shapes: N rows of a data set, T tokens of a sequence. A row of SFT is one sequence; of DPO two, chosen and rejected; of
-KTO two, prompt and completion, because the reference point pairs one row's prompt with another's completion.
+Shapes: N rows (or pairs) of a data set, T tokens of a sequence. `MethodSpec.stored` names the sequences of a row: for
+DPO chosen and rejected, for KTO prompt and completion.
 """
 
 import hashlib
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxdist.protocol.leaves import Row
+from mlxdist.protocol.methods import METHODS
 
 Words = npt.NDArray[np.uint32]
 Spans = Iterable[tuple[int, int]]
@@ -22,16 +23,16 @@ BLOCK = 1 << 20  # words of one block, 4 MiB
 
 
 class Rows(Protocol):
-    """What the order, the leaves and the loop know of the data."""
+    """The data as the order, the leaves and the loop see it."""
 
     @property
     def lengths(self) -> npt.NDArray[np.int32]:
-        """[N] tokens of each row before any cut, of a pair's longer branch; what the order sorts by."""
+        """[N] tokens of each row before any cut, of a pair the longer branch. The order sorts by them."""
         ...
 
     @property
     def labels(self) -> npt.NDArray[np.uint8] | None:
-        """KTO: [N], 1 desirable, 0 undesirable."""
+        """[N] 1 desirable, 0 undesirable; None for a method without labels."""
         ...
 
     def __len__(self) -> int:
@@ -39,24 +40,24 @@ class Rows(Protocol):
         ...
 
     def rows(self, index: int) -> tuple[Row, ...]:
-        """SFT, KTO: the row; DPO: chosen and rejected. At most `max_length` tokens each."""
+        """Returns the row, or chosen and rejected, with at most `max_length` tokens each."""
         ...
 
     def where(self, index: int) -> str:
-        """File and line: "train.jsonl:12"."""
+        """Returns file and line: "train.jsonl:12"."""
         ...
 
 
 class PairedRows(Rows, Protocol):
-    """KTO rows, whose prompts and completions can be told apart."""
+    """KTO rows: prompts and completions are stored apart."""
 
     def joined(self, prompt_of: int, completion_of: int) -> Row:
-        """The prompt of one row with the completion of another, trimmed to `max_length` as a row of its own."""
+        """Returns the prompt of one row with the completion of another, trimmed to `max_length` as any row."""
         ...
 
 
 def pack(ids: Sequence[int], spans: Spans) -> Words:
-    """Ids [T] as words, those inside a span (start, end) marked as targets."""
+    """Returns ids [T] as words; those inside a span (start, end) are marked as targets."""
     words = np.array(ids, dtype=np.uint32)
     for start, end in spans:
         words[start:end] |= TARGET
@@ -64,21 +65,21 @@ def pack(ids: Sequence[int], spans: Spans) -> Words:
 
 
 def unpack(row_id: int, words: Words) -> Row:
-    """Words [T] as a row. The first token has nothing before it and is never a target."""
+    """Returns words [T] as a row. The first token has nothing before it and is never a target."""
     targets = (words >> np.uint32(31)).astype(np.uint8)
     targets[:1] = 0
     return Row(row_id, (words & ~TARGET).astype(np.int32), targets)
 
 
 class RowStore:
-    """Rows as they are read, in file order: grows by blocks, so that no array is ever copied to grow."""
+    """Rows as they are read, in file order. It grows by blocks, so that no array is copied to grow."""
 
     def __init__(self, name: str, method: str, max_length: int, bos_id: int | None = None) -> None:
-        """`name` is the file's, for `where`; `bos_id` goes in front of KTO rows, whose parts are stored without it."""
-        self.name, self.method, self.max_length, self.bos_id = name, method, max_length, bos_id
+        """`name` is the file's, for `where`. `bos_id` starts rows whose prompt is stored apart, and without it."""
+        self.name, self.spec, self.max_length, self.bos_id = name, METHODS[method], max_length, bos_id
         self.lines, self.lengths, self.labels = array("q"), array("i"), array("b")
-        self.sides = array("b")  # 1: the second row that was made of its line (an unpaired rejected)
-        self._parts = 1 if method == "sft" else 2
+        self.sides = array("b")  # 1: the second row of its line (an unpaired rejected)
+        self._parts = len(self.spec.stored)
         self._blocks: list[Words] = []
         self._ends = array("q", [0])  # of each sequence, in words from the first
         self._digest = hashlib.sha256()
@@ -94,12 +95,12 @@ class RowStore:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over every token and target read so far: the same data, tokenizer and settings give the same."""
+        """SHA-256 over every token and target so far: equal for equal data, tokenizer and settings."""
         return self._digest.hexdigest()
 
     def add(self, line: int, parts: Sequence[Words], length: int, *, label: bool = False, side: int = 0) -> None:
-        """One row from `line` of the file: its sequences, its tokens before any cut, KTO's label."""
-        assert len(parts) == self._parts, f"{self.method} rows have {self._parts} sequences, not {len(parts)}"
+        """Adds one row from `line` of the file: its sequences, its tokens before any cut, its label."""
+        assert len(parts) == self._parts, f"{self.spec.name} rows have {self._parts} sequences, not {len(parts)}"
         for words in parts:
             self._append(words)
         self._digest.update(bytes([label]))
@@ -109,7 +110,7 @@ class RowStore:
         self.sides.append(side)
 
     def sequences(self, index: int) -> tuple[Words, ...]:
-        """The stored sequences of row `index`."""
+        """Returns the stored sequences of row `index`."""
         first = index * self._parts
         return tuple(self._words(first + part) for part in range(self._parts))
 
@@ -136,7 +137,7 @@ class RowStore:
 
 
 class StoredRows:
-    """Some or all rows of a store, in the order of `picks`: implements `Rows`, for KTO `PairedRows`."""
+    """Some or all rows of a store, in the order of `picks`. Implements `PairedRows`."""
 
     def __init__(self, store: RowStore, picks: Sequence[int] | None = None) -> None:
         self._store = store
@@ -149,7 +150,7 @@ class StoredRows:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over every token and target of the store, and which of its rows these are."""
+        """SHA-256 over every token and target of the store, and the indices of these rows in it."""
         picks = np.ascontiguousarray(self._picks, dtype="<i8").tobytes()
         return hashlib.sha256(self._store.digest.encode() + picks).hexdigest()
 
@@ -160,18 +161,18 @@ class StoredRows:
 
     @property
     def labels(self) -> npt.NDArray[np.uint8] | None:
-        """KTO: [N], 1 desirable; else None."""
-        return self._labels if self._store.method == "kto" else None
+        """[N] 1 desirable; None for a method without labels."""
+        return self._labels if self._store.spec.labels else None
 
     def rows(self, index: int) -> tuple[Row, ...]:
-        """SFT, KTO: the row; DPO: chosen and rejected."""
-        if self._store.method == "kto":
+        """Returns the row, or chosen and rejected."""
+        if self._store.spec.prompt_apart:
             return (self.joined(index, index),)
         row_id = self._row_id(index)
         return tuple(unpack(row_id, words) for words in self._store.sequences(int(self._picks[index])))
 
     def joined(self, prompt_of: int, completion_of: int) -> Row:
-        """KTO: a prompt, trimmed on the left to what `max_length` leaves, and a completion."""
+        """Returns a prompt, trimmed on the left to the room that `max_length` leaves, and a completion."""
         store = self._store
         prompt = store.sequences(int(self._picks[prompt_of]))[0]
         completion = store.sequences(int(self._picks[completion_of]))[1]
@@ -180,7 +181,7 @@ class StoredRows:
         return unpack(self._row_id(prompt_of), np.concatenate([bos, prompt[max(len(prompt) - room, 0) :], completion]))
 
     def where(self, index: int) -> str:
-        """File and line."""
+        """Returns file and line."""
         return f"{self._store.name}:{self._store.lines[int(self._picks[index])]}"
 
     def _row_id(self, index: int) -> int:

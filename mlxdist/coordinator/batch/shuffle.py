@@ -1,4 +1,4 @@
-"""The run's random numbers for the data order: mulberry32 and Fisher-Yates, the same bits on every machine."""
+"""The random numbers of the data order: mulberry32 and Fisher-Yates, with the same bits on every machine."""
 
 from collections.abc import Callable, MutableSequence
 from typing import TypeVar
@@ -9,7 +9,7 @@ _WORD = 0xFFFFFFFF
 
 
 def mulberry32(seed: int) -> Callable[[], float]:
-    """A generator of numbers in [0, 1) with 32 bits each, from `seed` modulo 2**32, where 0 stands for 1."""
+    """Returns a generator of numbers in [0, 1) with 32 bits each, from `seed` modulo 2**32; 0 stands for 1."""
     state = seed & _WORD or 1
 
     def draw() -> float:
@@ -23,7 +23,7 @@ def mulberry32(seed: int) -> Callable[[], float]:
 
 
 def fisher_yates(items: MutableSequence[T], draw: Callable[[], float]) -> None:
-    """Shuffle `items` in place from the last down, one draw of `draw` for each but the first."""
+    """Shuffles `items` in place from the last down, with one draw for each but the first."""
     for last in range(len(items) - 1, 0, -1):
         other = int(draw() * (last + 1))
         items[last], items[other] = items[other], items[last]

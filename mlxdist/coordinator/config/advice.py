@@ -8,8 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-# LoRA at usual sizes. Above: the run tends to diverge; below: hundreds of steps change nothing visible.
-USUAL_LEARNING_RATES = {"sft": (1e-5, 1e-3), "dpo": (5e-7, 2e-4), "kto": (5e-7, 2e-4)}
+from mlxdist.protocol.methods import METHODS
 
 COLLAPSED_LOSS = 0.1
 COLLAPSED_REWARD = -5.0  # beta * nats: at beta 0.1 the chosen answer is e^50 times less likely than at the start
@@ -17,7 +16,7 @@ COLLAPSED_REWARD = -5.0  # beta * nats: at beta 0.1 the chosen answer is e^50 ti
 
 def learning_rate_advice(method: str, learning_rate: float) -> str | None:
     """Returns a sentence when `train.learning_rate` is far from the usual ones of the method."""
-    low, high = USUAL_LEARNING_RATES[method]
+    low, high = METHODS[method].usual_learning_rates
     if low <= learning_rate <= high:
         return None
     side, effect = ("above", "diverge") if learning_rate > high else ("below", "change nothing visible")

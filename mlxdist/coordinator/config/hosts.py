@@ -4,6 +4,7 @@
 """
 
 import ipaddress
+import os
 import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -70,7 +71,7 @@ class Hosts:
     nodes: tuple[NodeSpec, ...]
 
 
-# Values that need a feature of a later version: (whether a value needs it, the sentence).
+# Values that need a feature of a later version: (test of a value, sentence when it needs the feature).
 # Delete an entry when its feature lands; nothing else needs to change.
 NOT_YET: Mapping[str, tuple[Callable[[Any], bool], str]] = MappingProxyType(
     {
@@ -145,7 +146,7 @@ def _run(file: TomlFile, faults: list[str]) -> Path | None:
         faults.append(f"{file.place('run')} = {shown(text)}: must be the path of a run.toml in quotes")
         return None
     path = absolute(text, file.path.parent.absolute())
-    if not path.exists():
+    if not os.path.exists(path):  # unlike Path.exists it takes a path that is too long
         faults.append(f'{file.place("run")} = "{text}" leads to {path}, and there is no file')
     return path
 

@@ -21,11 +21,11 @@ def hints() -> dict[str, Any]:
 
 def tables() -> dict[str, list[str]]:
     """Returns the keys of each table. Table "" is the top of the file, where data = "folder" is allowed too."""
-    found: dict[str, list[str]] = {"": ["model", "method", "output", "data"]}
+    found: dict[str, list[str]] = {"": []}
     for key in hints():
         table, _, name = key.rpartition(".")
-        if table:
-            found.setdefault(table, []).append(name)
+        found.setdefault(table, []).append(name)
+    found[""].append("data")
     return found
 
 

@@ -14,10 +14,11 @@ from mlxdist.coordinator.config.keys import build, flat, hints, nested, tables
 from mlxdist.coordinator.config.overrides import parse_overrides
 from mlxdist.coordinator.config.paths import BadPathError, absolute, resolve_path
 from mlxdist.coordinator.config.rules import Broken, broken_rules
-from mlxdist.coordinator.config.schema import METHOD_DEFAULTS, RunConfig
+from mlxdist.coordinator.config.schema import RunConfig
 from mlxdist.coordinator.config.toml_file import TomlFile, raise_faults, read_toml
 from mlxdist.coordinator.config.unknown_keys import nearest, unknown_key, unknown_table
 from mlxdist.protocol.errors import ConfigError
+from mlxdist.protocol.methods import METHODS
 
 RUN_FILE = "run.toml"
 EXCLUSIVE = (("train.steps", "train.epochs", "train.max_hours"), ("data.valid_path", "data.valid_fraction"))
@@ -132,7 +133,12 @@ def _unknown(key: str, value: Any) -> str:
 def with_defaults(values: Mapping[str, Any], file: Path) -> RunConfig:
     """Returns the configuration with the defaults of its method, file name and other keys filled in."""
     runs = absolute(f"runs/{file.name.removesuffix('.toml')}", file.parent.absolute())
-    defaults = {"model": "", "data.path": "", "output": runs, **METHOD_DEFAULTS[values.get("method", "sft")]}
+    defaults = {
+        "model": "",
+        "data.path": "",
+        "output": runs,
+        **METHODS[values.get("method", RunConfig.method)].defaults,
+    }
     if "train.epochs" in values or "train.max_hours" in values:
         defaults["train.steps"] = None
     if values.get("memory.grad_checkpoint"):

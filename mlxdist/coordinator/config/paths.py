@@ -25,7 +25,7 @@ def absolute(text: str, base: Path) -> Path:
     return Path(os.path.abspath(base / os.path.expanduser(text)))
 
 
-def model(text: str, base: Path) -> str:
+def _model(text: str, base: Path) -> str:
     """Returns an existing folder as an absolute path, else a hub id as it is."""
     path = absolute(text, base)
     if path.is_dir():
@@ -37,7 +37,7 @@ def model(text: str, base: Path) -> str:
     return text
 
 
-def data(text: str, base: Path) -> str:
+def _data(text: str, base: Path) -> str:
     """Returns an existing folder or file as an absolute path, else a hub id as it is."""
     path = absolute(text, base)
     if path.exists():
@@ -47,14 +47,14 @@ def data(text: str, base: Path) -> str:
     return text
 
 
-def valid_data(text: str, base: Path) -> str:
+def _valid_data(text: str, base: Path) -> str:
     """Returns an existing folder or file as an absolute path; "" stays."""
     if text and not absolute(text, base).exists():
         raise BadPathError(f"leads to {absolute(text, base)}, and there is no file or folder")
     return str(absolute(text, base)) if text else ""
 
 
-def output(text: str, base: Path) -> Path:
+def _output(text: str, base: Path) -> Path:
     """Returns the run folder, which need not exist."""
     path = absolute(text, base)
     if path.exists() and not path.is_dir():
@@ -62,7 +62,7 @@ def output(text: str, base: Path) -> Path:
     return path
 
 
-def init_adapter(text: str, base: Path) -> str:
+def _init_adapter(text: str, base: Path) -> str:
     """Returns a folder that holds an adapter as an absolute path; "" stays."""
     if not text:
         return ""
@@ -73,7 +73,7 @@ def init_adapter(text: str, base: Path) -> str:
     return str(path)
 
 
-def chat_template(text: str, base: Path) -> str:
+def _chat_template(text: str, base: Path) -> str:
     """Returns the template's text; `text` is that, or the name of a file. "" stays.
 
     With the text itself in config.json, a later change of the file does not change what a run was trained with.
@@ -89,12 +89,12 @@ def chat_template(text: str, base: Path) -> str:
 
 PATHS: Mapping[str, Callable[[str, Path], str | Path]] = MappingProxyType(
     {
-        "model": model,
-        "output": output,
-        "data.path": data,
-        "data.valid_path": valid_data,
-        "data.chat_template": chat_template,
-        "lora.init_adapter": init_adapter,
+        "model": _model,
+        "output": _output,
+        "data.path": _data,
+        "data.valid_path": _valid_data,
+        "data.chat_template": _chat_template,
+        "lora.init_adapter": _init_adapter,
     }
 )
 

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from mlxdist.coordinator.config.field_types import any_of
 from mlxdist.coordinator.config.schema import RunConfig
-from mlxdist.protocol.losses import loss_fault
+from mlxdist.protocol.methods import METHODS, loss_fault, named
 
 ROLES = ("messages", "tools", "text", "prompt", "completion", "chosen", "rejected", "label")
 
@@ -52,33 +53,39 @@ def known_columns(config: RunConfig, given: Given) -> Iterator[Broken]:
 
 def keys_of_the_method(config: RunConfig, given: Given) -> Iterator[Broken]:
     """A key that the method does not read is refused, not ignored."""
-    method = config.method
-    if method == "sft":
+    method, spec = config.method, METHODS[config.method]
+    preferences = named(lambda each: each.losses)
+    if not spec.losses:
         for key in sorted(key for key in given if key.startswith("preference.")):
-            yield Broken(key, 'is for method "dpo" and "kto", the method is "sft": delete it or change the method')
+            text = f'is for method {preferences}, the method is "{method}": delete it or change the method'
+            yield Broken(key, text)
     for key in ("preference.desirable_weight", "preference.undesirable_weight"):
-        if method == "dpo" and key in given:
-            yield Broken(key, 'is for method "kto", the method is "dpo": delete it')
-    if config.data.unpair and method != "kto":
-        yield Broken("data.unpair", f'makes rows for method "kto", the method is "{method}": delete it')
-    if config.data.train_on != "last" and method != "sft":
-        yield Broken("data.train_on", f'is for method "sft"; "{method}" always trains on the completion: delete it')
+        if spec.losses and not spec.labels and key in given:
+            yield Broken(key, f'is for method {named(lambda each: each.labels)}, the method is "{method}": delete it')
+    if config.data.unpair and not spec.labels:
+        of = named(lambda each: each.labels)
+        yield Broken("data.unpair", f'makes rows for method {of}, the method is "{method}": delete it')
+    if config.data.train_on != "last" and spec.losses:
+        of = named(lambda each: not each.losses)
+        yield Broken("data.train_on", f'is for method {of}; "{method}" always trains on the completion: delete it')
     for key, limit in (
         ("data.max_prompt_length", config.data.max_prompt_length),
         ("data.max_completion_length", config.data.max_completion_length),
     ):
-        if limit and method == "sft":
-            yield Broken(key, 'is for method "dpo" and "kto"; "sft" rows are cut as a whole, by batch.max_length')
-    if config.batch.order == "sorted" and method != "sft":
-        yield Broken("batch.order", f'is "sorted", which is for method "sft"; "{method}" takes "shuffled"')
-    if config.lora.dropout and method != "sft":
+        if limit and spec.cut == "right":
+            text = f'is for method {preferences}; "{method}" rows are cut as a whole, by batch.max_length'
+            yield Broken(key, text)
+    if (order := config.batch.order) not in spec.orders:
+        of = named(lambda each: order in each.orders)
+        yield Broken("batch.order", f'is "{order}", which is for method {of}; "{method}" takes "{spec.orders[0]}"')
+    if config.lora.dropout and spec.reference:
         why = "policy and reference would differ by chance"
         yield Broken("lora.dropout", f'is {config.lora.dropout}, and must be 0 for "{method}": {why}')
 
 
 def loss_of_the_method(config: RunConfig, given: Given) -> Iterator[Broken]:
     """The loss belongs to the method, and label smoothing to the loss."""
-    if config.method == "sft":
+    if not METHODS[config.method].losses:
         return
     if fault := loss_fault(config.method, config.preference.loss, config.preference.label_smoothing):
         yield Broken(*fault, ("preference.loss",))
@@ -86,12 +93,11 @@ def loss_of_the_method(config: RunConfig, given: Given) -> Iterator[Broken]:
 
 def kto_needs_contrast(config: RunConfig, given: Given) -> Iterator[Broken]:
     """KTO takes its reference point from the other rows of the step, and one class of rows must have a weight."""
-    if config.method != "kto":
-        return
-    if config.batch.size * config.batch.grad_accum_steps == 1:
-        text = "is 1, and kto takes its reference point from the other rows of the step: at least 2"
+    method, spec = config.method, METHODS[config.method]
+    if not spec.lone_row and config.batch.size * config.batch.grad_accum_steps == 1:
+        text = f"is 1, and {method} takes its reference point from the other rows of the step: at least 2"
         yield Broken("batch.size", text, ("batch.grad_accum_steps",))
-    if config.preference.desirable_weight == config.preference.undesirable_weight == 0:
+    if spec.labels and config.preference.desirable_weight == config.preference.undesirable_weight == 0:
         other = "preference.desirable_weight"
         yield Broken("preference.undesirable_weight", f"and {other} are both 0: nothing to train", (other,))
 
@@ -115,8 +121,8 @@ def warmup_within_the_run(config: RunConfig, given: Given) -> Iterator[Broken]:
 def best_of_what_is_measured(config: RunConfig, given: Given) -> Iterator[Broken]:
     """The best checkpoint is chosen by a value that the method computes."""
     by, method = config.train.best_by, config.method
-    if (by != "loss" and method == "sft") or (by == "rewards/accuracies" and method == "kto"):
-        allowed = '"loss"' if method == "sft" else '"loss" or "rewards/margins"'
+    if by not in METHODS[method].best_by:
+        allowed = any_of(METHODS[method].best_by)
         yield Broken("train.best_by", f'is "{by}", which "{method}" does not have: must be {allowed}')
 
 

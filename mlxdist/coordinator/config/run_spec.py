@@ -7,13 +7,14 @@ import msgspec
 from mlxdist.coordinator.config.schema import RunConfig
 from mlxdist.protocol import messages as m
 from mlxdist.protocol import numerics
+from mlxdist.protocol.methods import METHODS
 
 HEAD_CHUNK = 256  # positions of the LM head at a time, where "auto" was not resolved (memory/fit.py)
 
 
 def run_spec(config: RunConfig) -> m.RunSpec:
     """Returns what the workers must know, with the numerics_id of it."""
-    preferences, memory = config.method != "sft", config.memory
+    preferences, memory = METHODS[config.method].losses, config.memory
     spec = m.RunSpec(
         model=config.model,
         method=config.method,
@@ -47,6 +48,6 @@ def run_spec(config: RunConfig) -> m.RunSpec:
 
 def _preference(config: RunConfig) -> dict[str, str]:
     """Returns what kept reference log-probs depend on: the parameters they come from, and the loss that reads them."""
-    if config.method == "sft":
+    if not METHODS[config.method].losses:
         return {}
     return {"loss": config.preference.loss, "reference": config.preference.reference}

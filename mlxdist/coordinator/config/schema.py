@@ -1,20 +1,20 @@
 """The keys of run.toml: each with its type, range, default, unit and meaning.
 
-Every default is here and nowhere else. A field's type holds the values that it takes (see field_types.py), its comment
-the meaning and the unit. A new key is a line here and one in run.example.toml. `load.load_config` makes these from a
-file; they do not change afterwards.
+Every default is here; those of a method that differ are in protocol/methods.py. A field's type holds the values that it
+takes (see field_types.py), its comment the meaning and the unit. A new key is a line here and one in run.example.toml.
+`load.load_config` makes these from a file; they do not change afterwards.
 """
 
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
 from mlxdist.coordinator.config.field_types import Text
+from mlxdist.protocol.methods import MethodName
 
 Count = Annotated[int, Meta(ge=1)]
 CountOrOff = Annotated[int, Meta(ge=0)]
@@ -141,25 +141,13 @@ class RunConfig:
     model: Text  # folder or hub id, what mlx_lm.load takes; absolute once loaded when it is a folder
     output: Path  # run folder; default: runs/ and the name of the file without .toml, beside the file
     data: DataConfig
-    method: Literal["sft", "dpo", "kto"] = "sft"
+    method: MethodName = "sft"
     batch: BatchConfig = field(default_factory=BatchConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     preference: PreferenceConfig = field(default_factory=PreferenceConfig)
     timing: TimingConfig = field(default_factory=TimingConfig)
-
-
-# Where dpo and kto differ from the defaults above, which are sft's.
-_PREFERENCE_RUN = {
-    "batch.order": "shuffled",
-    "train.learning_rate": 5e-5,
-    "train.schedule": "cosine",
-    "train.warmup_steps": "auto",
-}
-METHOD_DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
-    {"sft": {}, "dpo": _PREFERENCE_RUN, "kto": {**_PREFERENCE_RUN, "preference.loss": "kto"}}
-)
 
 
 def warmup_steps(train: TrainConfig, total_steps: int) -> int:

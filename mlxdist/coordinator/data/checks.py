@@ -10,6 +10,7 @@ from mlxdist.coordinator.batch.row_store import Rows
 from mlxdist.coordinator.config.advice import kto_weights_advice
 from mlxdist.coordinator.config.schema import BatchConfig, PreferenceConfig, RunConfig
 from mlxdist.protocol.errors import DataError
+from mlxdist.protocol.methods import METHODS
 
 FITS = (0.9, 0.99, 1.0)  # shares of the rows whose lengths are named
 
@@ -63,8 +64,8 @@ def prompt_notes(data: Rows, max_length: int, n_bos: int) -> list[str]:
 
 def order_notes(n_rows: int, config: RunConfig) -> list[str]:
     """What the order leaves out, or makes short. Raises DataError where nothing, or one kto row, would make a step."""
-    batch, method = config.batch, config.method
-    unit = "pairs" if method == "dpo" else "rows"
+    batch, method, spec = config.batch, config.method, METHODS[config.method]
+    unit = f"{spec.item}s"
     if n_rows < batch.size and batch.remainder == "drop":
         verb = "fills" if n_rows == 1 else "fill"
         fewer = "1" if n_rows == 1 else f"{n_rows} or less"
@@ -72,8 +73,8 @@ def order_notes(n_rows: int, config: RunConfig) -> list[str]:
             f"{_rows(n_rows, unit)} {verb} no window of batch.size = {batch.size}, so nothing would be trained: "
             f'set batch.size to {fewer}, or batch.remainder = "keep"'
         )
-    if method == "kto":
-        _refuse_lone_row(n_rows, batch)
+    if not spec.lone_row:
+        _refuse_lone_row(n_rows, batch, method)
     notes = []
     tail = n_rows % batch.size
     if n_rows < batch.size:
@@ -115,18 +116,18 @@ def percent(part: int, whole: int) -> str:
     return f"{share:.1f} %" if 0 < share < 1 else f"{share:.0f} %"
 
 
-def _refuse_lone_row(n_rows: int, batch: BatchConfig) -> None:
-    windows = windows_per_epoch(n_rows, batch, "kto")
+def _refuse_lone_row(n_rows: int, batch: BatchConfig, method: str) -> None:
+    windows = windows_per_epoch(n_rows, batch, method)
     last = windows % batch.grad_accum_steps or batch.grad_accum_steps
     if n_rows == 1 or (batch.size == 1 and last == 1):
         raise DataError(
-            f"the last step of an epoch would hold one of {_rows(n_rows)}, and kto takes its reference point from the "
-            "other rows of the step: set batch.size to 2 or more" + (", and add rows" if n_rows == 1 else "")
+            f"the last step of an epoch would hold one of {_rows(n_rows)}, and {method} takes its reference point "
+            "from the other rows of the step: set batch.size to 2 or more" + (", and add rows" if n_rows == 1 else "")
         )
 
 
 def _cut(count: int, batch: BatchConfig, method: str) -> str:
-    side = "on the right" if method == "sft" else "at the start of the prompt"
+    side = "on the right" if METHODS[method].cut == "right" else "at the start of the prompt"
     return f"{'is' if count == 1 else 'are'} longer than batch.max_length = {batch.max_length} and cut {side}"
 
 

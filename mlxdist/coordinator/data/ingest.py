@@ -14,6 +14,7 @@ from mlxdist.coordinator.encode.row_errors import Fault, RowError
 from mlxdist.coordinator.encode.row_formats import Shaping, mapped, shape_of
 from mlxdist.coordinator.encode.sft import draft_sft
 from mlxdist.protocol.errors import DataError
+from mlxdist.protocol.methods import METHODS
 
 BATCH_ROWS = 1024  # encoded at once: enough for every core of a fast tokenizer
 BATCH_CHARACTERS = 1 << 20  # the same, where rows are long: their ids are Python lists for a moment
@@ -76,7 +77,7 @@ def fields_of(record: Record, shaping: Shaping) -> Mapping[str, Any]:
 
 def draft(shape: str, fields: Mapping[str, Any], encoding: Encoding) -> Draft:
     """The texts of a row of any method. Raises RowError."""
-    make = draft_sft if encoding.config.method == "sft" else draft_pair
+    make = draft_pair if METHODS[encoding.config.method].losses else draft_sft
     return make(shape, fields, encoding)
 
 

@@ -22,6 +22,7 @@ from mlxdist.coordinator.encode.chat_template import ChatTemplate
 from mlxdist.coordinator.encode.encoding import Encoding
 from mlxdist.coordinator.encode.row_errors import refusal, skipped
 from mlxdist.protocol.errors import DataError
+from mlxdist.protocol.methods import METHODS
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def checks(file: ReadFile, train: StoredRows, encoding: Encoding) -> list[Callab
     config, longest = encoding.config, encoding.config.batch.max_length
     too_long = [fault.length for fault in file.faults if fault.length]
     every = [lambda: cut_notes([*file.store.lengths, *too_long], config.batch, config.method)]
-    if config.method != "sft":
+    if METHODS[config.method].cut == "left":
         every.append(lambda: prompt_notes(train, longest, len(encoding.bos)))
     every.append(lambda: order_notes(len(train), config))
     labels = train.labels

@@ -21,6 +21,7 @@ from mlxdist.coordinator.encode.messages import (
     text_of,
 )
 from mlxdist.coordinator.encode.row_errors import RowError
+from mlxdist.protocol.methods import METHODS
 
 Split = tuple[list[int], list[int]]  # the ids of a prompt and of its response, neither cut
 
@@ -115,7 +116,7 @@ def _draft_implicit(chosen: object, rejected: object, encoding: Encoding) -> Dra
 
 
 def _paired(encoding: Encoding, chosen: Split, rejected: Split) -> list[Encoded]:
-    if encoding.config.method == "kto":  # data.unpair
+    if METHODS[encoding.config.method].labels:  # data.unpair
         return [_kto(encoding, chosen, True), _kto(encoding, rejected, False, side=1)]
     branches, lengths = [], []
     for split in (chosen, rejected):

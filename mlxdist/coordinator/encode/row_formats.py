@@ -6,6 +6,7 @@ from typing import Any
 
 from mlxdist.coordinator.encode.labels import is_label
 from mlxdist.coordinator.encode.row_errors import RowError
+from mlxdist.protocol.methods import METHODS, PAIR_FORMATS
 
 Fields = Mapping[str, Any]
 
@@ -16,12 +17,6 @@ SHAPES: Mapping[str, tuple[str, ...]] = {
     "prompt, chosen, rejected": ("prompt", "chosen", "rejected"),
     "chosen, rejected": ("chosen", "rejected"),
     "prompt, completion, label": ("prompt", "completion", "label"),
-}
-PAIRS = ("prompt, chosen, rejected", "chosen, rejected")
-TRAINED: Mapping[str, tuple[str, ...]] = {
-    "sft": ("messages", "prompt, completion", "text"),
-    "dpo": PAIRS,
-    "kto": ("prompt, completion, label",),
 }
 
 # What other tools call the same things: only to word the remedy, never to guess.
@@ -47,7 +42,8 @@ class Shaping:
     @property
     def wanted(self) -> tuple[str, ...]:
         """The shapes that the method trains on."""
-        return PAIRS if self.method == "kto" and self.unpair else TRAINED[self.method]
+        spec = METHODS[self.method]
+        return PAIR_FORMATS if self.unpair and spec.labels else spec.formats
 
 
 def mapped(row: Fields, columns: Mapping[str, str]) -> Fields:
@@ -62,7 +58,7 @@ def shape_of(fields: Fields, shaping: Shaping) -> str:
     """The shape of a row as the method reads it. Raises RowError, with what to do, for a row of another method."""
     for shape in shaping.wanted:
         if _has(fields, shape):
-            if shaping.method == "sft" and shape == "prompt, completion" and is_label(fields.get("label")):
+            if shape == "prompt, completion" and is_label(fields.get("label")):
                 raise RowError('it has a label: rows to avoid would be trained as examples; method = "kto" reads it')
             return shape
     raise RowError(_remedy(fields, shaping))
@@ -71,9 +67,10 @@ def shape_of(fields: Fields, shaping: Shaping) -> str:
 def _remedy(fields: Fields, shaping: Shaping) -> str:
     needed = " or ".join(f"({shape})" for shape in shaping.wanted)
     found = f"{shaping.method} needs {needed}; the row has {_keys(fields)}"
-    for method, shapes in TRAINED.items():
-        if method != shaping.method and any(_has(fields, shape) for shape in shapes):
-            also = "; data.unpair = true makes kto rows of pairs" if shaping.method == "kto" and method == "dpo" else ""
+    for method, spec in METHODS.items():
+        if method != shaping.method and any(_has(fields, shape) for shape in spec.formats):
+            unpairs = METHODS[shaping.method].labels and spec.formats == PAIR_FORMATS
+            also = f"; data.unpair = true makes {shaping.method} rows of pairs" if unpairs else ""
             return f'{found}, which method = "{method}" trains on{also}'
     named = {
         ours: next((key for key in _OTHER_NAMES.get(ours, ()) if key in fields), None)

@@ -1,1 +1,1 @@
-"""`mlxdist inspect`: what is in the data and what would be trained."""
+"""`mlxdist inspect`: the contents of the data, and what a run would train on."""

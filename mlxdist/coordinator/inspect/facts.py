@@ -1,6 +1,6 @@
-"""What is in the data of a run, counted: the facts of `mlxdist inspect`, as one JSON object.
+"""The facts that `mlxdist inspect` counts in the data of a run.
 
-Shapes: N rows of a file. Lengths are in tokens, or in characters where there is no model to tokenise for.
+Lengths are in tokens, or in characters when no model was named.
 """
 
 import hashlib
@@ -23,12 +23,12 @@ from mlxdist.protocol.leaves import Leaf, Row
 
 PERCENTILES = (10, 50, 90, 99)
 BINS = 8
-LEAVES_LOOKED_AT = 20_000  # enough to know the padding of an epoch to a tenth of a percent
+LEAVES_LOOKED_AT = 20_000  # enough for the padding of an epoch to a tenth of a percent
 
 
 @dataclass(frozen=True)
 class Bin:
-    """Rows of lengths from `low` to `high`, both included."""
+    """The number of rows whose lengths are `low` to `high`, both included."""
 
     low: int
     high: int
@@ -45,7 +45,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Sample:
-    """One row as the model reads it: one list of pieces, two for a pair."""
+    """One row as the model reads it: one list of pieces, or two for a pair."""
 
     where: str
     branches: list[list[Piece]]
@@ -53,7 +53,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Labels:
-    """KTO's classes, and the ranges of weights that balance them, TRL's."""
+    """The counts of the two classes of KTO, and the ranges of weights that balance them by TRL's rule."""
 
     desirable: int
     undesirable: int
@@ -65,7 +65,7 @@ class Labels:
 class FileFacts:
     """One file of a run."""
 
-    split: str
+    split: str  # train | valid | test
     name: str
     shape: str
     rows: int  # that can be trained on
@@ -73,27 +73,27 @@ class FileFacts:
     duplicates: int  # rows that are the same as an earlier one
     lengths: dict[str, float]
     histogram: list[Bin]
-    fits: dict[str, int]  # share of the rows in percent -> the max_length that cuts none of them
+    fits: dict[str, int]  # percent of the rows -> the max_length that cuts none of them
     cut: int
-    tokens: int  # of all rows, after the cut
-    trained: int  # of these, the targets
+    tokens: int  # of all rows, after cutting
+    trained: int  # the targets among them
     labels: Labels | None
 
 
 @dataclass(frozen=True)
 class BatchFacts:
-    """What the order and the leaves make of the training rows."""
+    """The batches that are made of the training rows."""
 
     size: int
     micro_size: int
     grad_accum_steps: int
     steps_per_epoch: int
-    padding: float  # part of the leaves' places that hold no token
+    padding: float  # share of the leaves' positions that hold no token
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """Everything that `inspect` shows."""
+    """Everything that `mlxdist inspect` shows."""
 
     data: str
     method: str
@@ -103,16 +103,16 @@ class Inspection:
     batch: BatchFacts | None
     samples: list[Sample]
     notes: list[str]
-    faults: list[dict[str, Any]]  # where, reason
+    faults: list[dict[str, Any]]  # of each faulty row: where, reason
     refused: list[str]  # why a run would not start
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Returns everything as plain values."""
         return asdict(self)
 
 
 def file_facts(split: str, file: ReadFile, config: RunConfig) -> FileFacts:
-    """The facts of one file."""
+    """Returns the facts of one file."""
     data = StoredRows(file.store)
     lengths = data.lengths.tolist()
     tokens = trained = 0
@@ -137,7 +137,7 @@ def file_facts(split: str, file: ReadFile, config: RunConfig) -> FileFacts:
 
 
 def duplicates(store: RowStore) -> int:
-    """How many rows have the tokens, targets and label of an earlier one."""
+    """Returns how many rows have the same tokens, targets and label as an earlier row."""
     seen = set()
     for index in range(len(store)):
         key = hashlib.blake2b(bytes([store.labels[index]]), digest_size=16)
@@ -148,7 +148,7 @@ def duplicates(store: RowStore) -> int:
 
 
 def histogram(lengths: Sequence[int]) -> list[Bin]:
-    """Equal bins from the shortest to the length that fits 99 %, and one for what is longer."""
+    """Returns equal bins from the shortest length to the one that fits 99 % of the rows, and a bin for the rest."""
     if not lengths:
         return []
     low, high, longest = min(lengths), length_that_fits(lengths, 0.99), max(lengths)
@@ -160,17 +160,17 @@ def histogram(lengths: Sequence[int]) -> list[Bin]:
 
 
 def batch_facts(data: StoredRows, config: RunConfig) -> BatchFacts:
-    """The facts of one epoch."""
+    """Returns the facts of one epoch."""
     batch, method = config.batch, config.method
     per_epoch = steps_per_epoch(len(data), batch, method)
     order = islice(steps(data.lengths.tolist(), batch, method), per_epoch)
-    leaves = (leaf for step in order for leaf in cut(step, data, batch.micro_size, batch.max_length, method))
+    leaves = (leaf for step in order for leaf in cut(step, data, batch.micro_size, batch.max_length))
     part = padding(islice(leaves, LEAVES_LOOKED_AT))
     return BatchFacts(batch.size, batch.micro_size, batch.grad_accum_steps, per_epoch, part)
 
 
 def padding(leaves: Iterable[Leaf]) -> float:
-    """The part of the leaves' places that hold no token, 0 to 1."""
+    """Returns the share of the leaves' positions that hold no token, 0 to 1."""
     places = tokens = 0
     for leaf in leaves:
         places += sum(leaf.widths) * (len(leaf.rows) // len(leaf.widths))
@@ -179,13 +179,13 @@ def padding(leaves: Iterable[Leaf]) -> float:
 
 
 def samples(data: StoredRows, tokenizer: Tokenizer) -> list[Sample]:
-    """The first row, the middle one and the last."""
+    """Returns the first, the middle and the last row."""
     chosen = sorted({0, len(data) // 2, len(data) - 1}) if len(data) else []
     return [Sample(data.where(index), [pieces(row, tokenizer) for row in data.rows(index)]) for index in chosen]
 
 
 def pieces(row: Row, tokenizer: Tokenizer) -> list[Piece]:
-    """A row's tokens as text, parted where trained and untrained meet."""
+    """Returns a row's tokens as text, in alternating pieces that are trained and not trained."""
     borders = [0, *(np.flatnonzero(np.diff(row.targets)) + 1).tolist(), len(row.ids)]
     return [
         Piece(tokenizer.decode(row.ids[start:end].tolist()), bool(row.targets[start]))

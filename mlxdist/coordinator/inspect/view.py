@@ -1,4 +1,4 @@
-"""An inspection on a terminal: what is in the data, in the order in which a person asks."""
+"""Prints an inspection: the files, the batches, some rows, notes, faulty rows, and what a run would refuse."""
 
 from rich.console import Console
 from rich.markup import escape
@@ -7,21 +7,22 @@ from rich.text import Text
 
 from mlxdist.coordinator.data.checks import percent
 from mlxdist.coordinator.inspect.facts import FileFacts, Inspection, Sample
+from mlxdist.coordinator.report.format import count
 
 BAR = 32  # cells of the longest bar
-SHOWN = 480  # characters of a piece of a row; the middle is left out
+SHOWN = 480  # characters of a piece of a row; the middle of a longer one is left out
 TRAINED = "green"
-MARKS = ("⟦", "⟧")  # around what is trained, where there is no colour
+MARKS = ("⟦", "⟧")  # around what is trained, on a terminal without color
 
 
-def show(facts: Inspection, console: Console) -> None:
-    """Print everything, refusals last, where the eye rests."""
+def print_inspection(facts: Inspection, console: Console) -> None:
+    """Prints everything; refusals last, where a person looks first."""
     for file in facts.files:
         _show_file(file, facts, console)
     _show_batch(facts, console)
     _show_samples(facts.samples, console)
     if facts.notes:
-        console.print("\n[bold]To be said before the first step[/bold]")
+        console.print("\n[bold]Notes[/bold]")
         for note in facts.notes:
             console.print(Text(f"  {note}"), soft_wrap=True)
     if facts.faults:
@@ -32,12 +33,14 @@ def show(facts: Inspection, console: Console) -> None:
     for reason in facts.refused:
         console.print(Text(f"A run would be refused: {reason}", style="red"), soft_wrap=True)
     if not facts.refused:
-        console.print("A run with these data would start.")
+        console.print("A run with this data would start.")
 
 
 def _show_file(file: FileFacts, facts: Inspection, console: Console) -> None:
-    console.print(f"\n[bold]{escape(file.name)}[/bold]: {_rows(file.rows)} ({file.shape or 'none that fits'})", end="")
-    console.print(f", {file.faulty} faulty, {file.duplicates} duplicate" + ("s" if file.duplicates != 1 else ""))
+    rows = f"{count(file.rows, 'row')} ({file.shape or 'no known format'})"
+    console.print(
+        f"\n[bold]{escape(file.name)}[/bold]: {rows}, {file.faulty} faulty, {count(file.duplicates, 'duplicate')}"
+    )
     if not file.rows:
         return
     table = Table("", *file.lengths, box=None, pad_edge=False, header_style="dim")
@@ -52,7 +55,7 @@ def _show_file(file: FileFacts, facts: Inspection, console: Console) -> None:
         console.print(f"  {each.low:>{widest}} to {each.high:>{widest}} {bar:<{BAR}} {each.rows}", highlight=False)
     if facts.unit == "tokens":
         fits = ", ".join(f"{length} fits {share}" for share, length in file.fits.items())
-        console.print(f"  cut: {_rows(file.cut)}; a max_length of {fits}", highlight=False)
+        console.print(f"  cut: {count(file.cut, 'row')}; a max_length of {fits}", highlight=False)
     console.print(f"  trained: {percent(file.trained, file.tokens)} of {file.tokens} {facts.unit}", highlight=False)
     if file.labels is not None:
         _show_labels(file, console)
@@ -60,7 +63,7 @@ def _show_file(file: FileFacts, facts: Inspection, console: Console) -> None:
 
 def _show_labels(file: FileFacts, console: Console) -> None:
     labels = file.labels
-    assert labels is not None, "shown for kto only"
+    assert labels is not None, "only shown for labeled rows"
     said = f"  labels: {labels.desirable} desirable, {labels.undesirable} undesirable"
     if labels.desirable_weight and labels.undesirable_weight:
         (low, high), (under, over) = labels.desirable_weight, labels.undesirable_weight
@@ -72,18 +75,19 @@ def _show_batch(facts: Inspection, console: Console) -> None:
     batch = facts.batch
     if batch is None:
         return
-    leaf = "1 row" if batch.micro_size == 1 else f"{batch.micro_size} rows"
     console.print(
-        f"\n[bold]Batches[/bold] ({facts.method}): windows of {batch.size}, {batch.grad_accum_steps} per step, "
-        f"{batch.steps_per_epoch} steps per epoch; leaves of {leaf}, {100 * batch.padding:.1f} % of them padding",
+        f"\n[bold]Batches[/bold] ({facts.method}): "
+        f"windows of {count(batch.size, 'row')}, {batch.grad_accum_steps} per step, "
+        f"{count(batch.steps_per_epoch, 'step')} per epoch; "
+        f"leaves (micro-batches) of {count(batch.micro_size, 'row')}, {100 * batch.padding:.1f} % padding",
         highlight=False,
         soft_wrap=True,
     )
 
 
 def _show_samples(samples: list[Sample], console: Console) -> None:
-    coloured = console.color_system is not None and not console.no_color
-    how = f"[{TRAINED}]what is trained[/{TRAINED}]" if coloured else f"{MARKS[0]}what is trained{MARKS[1]}"
+    colored = console.color_system is not None and not console.no_color
+    how = f"[{TRAINED}]what is trained[/{TRAINED}]" if colored else f"{MARKS[0]}what is trained{MARKS[1]}"
     if samples:
         console.print(f"\n[bold]Rows as the model reads them[/bold], {how}")
     for sample in samples:
@@ -91,7 +95,7 @@ def _show_samples(samples: list[Sample], console: Console) -> None:
             text = Text()
             for piece in branch:
                 words = _shortened(_clean(piece.text))
-                if piece.trained and not coloured:
+                if piece.trained and not colored:
                     words = f"{MARKS[0]}{words}{MARKS[1]}"
                 text.append(words, style=TRAINED if piece.trained else "")
             console.print(Text(f"\n{sample.where}{name}", style="dim"))
@@ -107,9 +111,5 @@ def _shortened(text: str) -> str:
 
 
 def _clean(text: str) -> str:
-    """Text without control characters, which could steer the terminal."""
+    """Returns `text` without control characters, which could control the terminal."""
     return "".join(letter if letter.isprintable() or letter in "\n\t" else "\ufffd" for letter in text)
-
-
-def _rows(count: int) -> str:
-    return f"{count} row" + ("" if count == 1 else "s")

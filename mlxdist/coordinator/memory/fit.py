@@ -31,6 +31,7 @@ from mlxdist.coordinator.storage.run_folder import RunFolder
 from mlxdist.protocol.budget import GB, WORKER_BYTES, format_bytes, limit_bytes, usable_bytes
 from mlxdist.protocol.errors import ConfigError
 from mlxdist.protocol.leaves import leaf_width
+from mlxdist.protocol.methods import METHODS
 
 CHECKPOINT_LIKE = 2  # layers per segment that need as much as mlx-lm's grad_checkpoint (measured: 1.3 to 1.8 layers)
 UNPREDICTED_CHUNK = 128  # positions of the LM head at once, for a model whose sizes are not known
@@ -93,7 +94,7 @@ def leaf_size(config: RunConfig, rows: Sequence[Rows], adapter: int) -> LeafSize
     longest = min(max(int(each.lengths.max()) for each in rows if len(each)), config.batch.max_length)
     count = min(config.batch.micro_size, config.batch.size)
     positions = max(leaf_width([longest] * count, config.batch.max_length) - 1, 1)
-    return LeafSize(positions, count * positions, count, 2 if config.method == "dpo" else 1, adapter)
+    return LeafSize(positions, count * positions, count, METHODS[config.method].branches, adapter)
 
 
 def requested(memory: MemoryConfig) -> tuple[int | None, int | None]:

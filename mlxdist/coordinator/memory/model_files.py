@@ -76,7 +76,7 @@ def read_model(folder: Path) -> ModelFiles:
 
 def _header(path: Path) -> Iterator[tuple[str, Tensor]]:
     with safe_open(path, framework="numpy") as file:
-        for name in file.keys():  # noqa: SIM118  # not a mapping: it has no other way to its names
+        for name in file.keys():  # noqa: SIM118  # the file is not a mapping
             view = file.get_slice(name)
             dtype, shape = view.get_dtype(), tuple(view.get_shape())
             yield name, Tensor(dtype, shape, math.prod(shape) * _bits(dtype) // 8)

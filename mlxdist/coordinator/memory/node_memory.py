@@ -51,8 +51,8 @@ class MemoryNeed:
             return None
         return (
             f"may use {format_bytes(limit)}, and the run needs {format_bytes(self.total)}: "
-            f"{format_bytes(self.model)} for the model, {format_bytes(WORKER_BYTES)} for its process, {format_bytes(self.settings.peak)} for "
-            f"{self.rows} of {self.leaf.length + 1} tokens. {self._cure(limit)}"
+            f"{format_bytes(self.model)} for the model, {format_bytes(WORKER_BYTES)} for its process, "
+            f"{format_bytes(self.settings.peak)} for {self.rows} of {self.leaf.length + 1} tokens. {self._cure(limit)}"
         )
 
     def _cure(self, limit: int) -> str:

@@ -1,1 +1,1 @@
-"""SFT, DPO and KTO: what each asks of the nodes and makes of their answers."""
+"""SFT, DPO and KTO: their rounds over the cluster, and the metrics of a step."""

@@ -1,7 +1,8 @@
-"""A step's metrics under TRL's names, from row outputs: pure functions over the whole global batch.
+"""The metrics of a step under TRL's names, from row outputs: pure functions over the whole global batch.
 
-Shapes: R rows or pairs of the step, in row order, float32 as they came over the wire. Every mean is `math.fsum` over
-float64 in row order, so that it is the same for every cut of the batch, and the mean of 24 float32 ln 2 is ln 2.
+Shapes: R rows or pairs of the step, in row order. Columns are float32 as they came over the wire. Every mean is
+`math.fsum` over float64 in row order, so that it is the same for every cut of the batch, and the mean of 24 float32
+ln 2 is ln 2. A new metric of a method is a line here.
 """
 
 import math
@@ -9,53 +10,44 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-Numbers = npt.NDArray[np.float32]
-Labels = npt.NDArray[np.uint8]
+from mlxdist.protocol.methods import LABELS, LOSS, Column, Columns
+
 Metrics = dict[str, float]
 
 
-def sft_metrics(losses: Numbers, total_weight: int) -> Metrics:
-    """`loss` in nats per supervised token. `losses` [R]: each row's sum; `total_weight`: the targets of all rows."""
-    return {"loss": math.fsum(losses) / total_weight}
+def sft_metrics(columns: Columns, total_weight: int) -> Metrics:
+    """Returns `loss` in nats per supervised token. `total_weight`: the targets of all rows."""
+    return {"loss": math.fsum(columns[LOSS]) / total_weight}
 
 
-def dpo_metrics(
-    policy_chosen: Numbers,
-    policy_rejected: Numbers,
-    ref_chosen: Numbers,
-    ref_rejected: Numbers,
-    losses: Numbers,
-    *,
-    beta: float,
-) -> Metrics:
-    """TRL's DPO metrics over R pairs, from losses [R] and log-probabilities [R] in nats as the loss saw them.
+def dpo_metrics(columns: Columns, *, beta: float) -> Metrics:
+    """Returns TRL's DPO metrics over R pairs, from losses and from log-probabilities in nats as the loss saw them.
 
     These are means over the targets for `ipo`. A reward is beta * (policy - reference). `rewards/accuracies` counts
     strict wins: a tie, as in the first step, is none.
     """
-    chosen = _rewards(policy_chosen, ref_chosen, beta)
-    rejected = _rewards(policy_rejected, ref_rejected, beta)
+    chosen = _rewards(columns["policy_chosen"], columns["ref_chosen"], beta)
+    rejected = _rewards(columns["policy_rejected"], columns["ref_rejected"], beta)
     return {
-        "loss": _mean(losses),
+        "loss": _mean(columns[LOSS]),
         "rewards/chosen": _mean(chosen),
         "rewards/rejected": _mean(rejected),
         "rewards/margins": _mean(chosen - rejected),
-        "rewards/accuracies": int(np.count_nonzero(chosen > rejected)) / len(losses),
-        "logps/chosen": _mean(policy_chosen),
-        "logps/rejected": _mean(policy_rejected),
+        "rewards/accuracies": int(np.count_nonzero(chosen > rejected)) / len(chosen),
+        "logps/chosen": _mean(columns["policy_chosen"]),
+        "logps/rejected": _mean(columns["policy_rejected"]),
     }
 
 
-def kto_metrics(
-    policy: Numbers, ref: Numbers, labels: Labels, losses: Numbers, reference_point: float, *, beta: float
-) -> Metrics:
-    """TRL's KTO metrics over R rows: log-probabilities [R] in nats, `labels` [R] 1 where desirable, losses [R].
+def kto_metrics(columns: Columns, reference_point: float, *, beta: float) -> Metrics:
+    """Returns TRL's KTO metrics over R rows, from losses, log-probabilities in nats, and labels (1 where desirable).
 
     `kl` is the reference point of the step. A class without a row in the global batch has a count of 0 and no means;
     `rewards/margins` needs both.
     """
-    rewards = _rewards(policy, ref, beta)
-    metrics = {"loss": _mean(losses), "kl": reference_point}
+    policy, labels = columns["policy"], columns[LABELS]
+    rewards = _rewards(policy, columns["ref"], beta)
+    metrics = {"loss": _mean(columns[LOSS]), "kl": reference_point}
     for name, members in (("chosen", labels == 1), ("rejected", labels == 0)):
         metrics[f"count/{name}"] = int(np.count_nonzero(members))
         if members.any():
@@ -66,11 +58,11 @@ def kto_metrics(
     return metrics
 
 
-def _rewards(policy: Numbers, ref: Numbers, beta: float) -> npt.NDArray[np.float64]:
-    """Rewards [R]; the difference of two float32 is exact in float64 unless they are far apart."""
+def _rewards(policy: Column, ref: Column, beta: float) -> npt.NDArray[np.float64]:
+    """Returns rewards [R]; the difference of two float32 is exact in float64 unless they are far apart."""
     return beta * (policy.astype(np.float64) - ref.astype(np.float64))
 
 
 def _mean(values: npt.NDArray[np.floating]) -> float:
-    """The mean in row order, rounded once."""
+    """Returns the mean in row order, rounded once."""
     return math.fsum(values) / len(values)

@@ -16,7 +16,7 @@ MOST_NODES = 64  # the largest number of nodes that is tried
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What one step sends through the coordinator's network: the adapter to every node, the partials back."""
+    """The network traffic of one step at the coordinator: the adapter to every node, the partial gradients back."""
 
     partials: int
     bytes_down: int

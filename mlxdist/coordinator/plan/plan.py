@@ -110,15 +110,22 @@ def show_plan(config: RunConfig, hosts: Hosts, options: PlanOptions, console: Co
     """
     from mlxdist.coordinator.plan.view import print_plan
 
+    files = model_files(config.model)
     with console.status("reading the data"):
         dataset = read(config, progress=lambda message, share: None)
     rows = [each for each in (dataset.train, dataset.valid) if each is not None]
-    made = make_plan(config, hosts.nodes, rows, model_files(config.model), this_machine(), options)
+    made = make_plan(config, planned_nodes(hosts), rows, files, this_machine(), options)
     if options.as_json:
         console.out(json.dumps(asdict(made), indent=2), highlight=False)
     else:
         print_plan(made, console)
     return 2 if any(node.refusal for node in made.nodes) else 0
+
+
+def planned_nodes(hosts: Hosts) -> tuple[NodeSpec, ...]:
+    """Returns the nodes of the hosts file; when all of them join by hand, as many unknown ones as the run waits for."""
+    numbers = range(1, hosts.coordinator.min_nodes + 1)
+    return hosts.nodes or tuple(NodeSpec(name=f"node-{number}", host="elsewhere") for number in numbers)
 
 
 def model_files(model: str) -> ModelFiles:
@@ -184,7 +191,7 @@ def _costs(config: RunConfig, data: Rows) -> Iterator[list[float]]:
     """Yields, step by step, the padded tokens of each leaf."""
     batch = config.batch
     for step in steps(data.lengths.tolist(), batch, config.method):
-        leaves = cut(step, data, batch.micro_size, batch.max_length, config.method)
+        leaves = cut(step, data, batch.micro_size, batch.max_length)
         yield [float(sum(leaf_tokens(leaf))) for leaf in leaves]
 
 

@@ -1,11 +1,13 @@
 """Prints a plan: memory, then a step, then the run."""
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from mlxdist.coordinator.plan.plan import NodePlan, RunPlan
-from mlxdist.coordinator.report.format import count
+from mlxdist.coordinator.report.format import count, duration_phrase
 from mlxdist.protocol.budget import WORKER_BYTES, format_bytes
 
 
@@ -26,7 +28,7 @@ def _memory(plan: RunPlan, console: Console) -> None:
     console.print(
         f"  {format_bytes(need.model)} for the model and its adapter ({need.leaf.adapter:,} trainable parameters), "
         f"{format_bytes(WORKER_BYTES)} for the process, "
-        f"{format_bytes(need.settings.peak)} for a leaf: {need.rows} of up to {need.leaf.length + 1} tokens",
+        f"{format_bytes(need.settings.peak)} for {need.rows} of up to {need.leaf.length + 1} tokens",
         highlight=False,
         soft_wrap=True,
     )
@@ -35,21 +37,21 @@ def _memory(plan: RunPlan, console: Console) -> None:
     )
     for column in table.columns:
         column.justify = "right"
-    for held in plan.table:
-        size = str(held.segment_size or "off")
-        chosen = size == str(plan.segment_size)
-        cells = (_fits(held.total, node) for node in plan.nodes)
-        table.add_row(size, str(held.head_chunk), format_bytes(held.total), *cells, style="bold" if chosen else "")
+    for row in plan.table:
+        size = str(row.segment_size or "off")
+        style = "bold" if size == str(plan.segment_size) else ""
+        cells = (_fits(row.total, node) for node in plan.nodes)
+        table.add_row(size, str(row.head_chunk), format_bytes(row.total), *cells, style=style)
     console.print(table)
+    used = f"segment_size = {plan.segment_size}, head_chunk = {plan.head_chunk}"
+    console.print(f"  a run would use {used}", highlight=False)
     if need.doubt:
         console.print(f"  {need.doubt}", style="yellow", highlight=False, soft_wrap=True)
     for node in plan.nodes:
-        said = f"may use {format_bytes(node.limit)}, {format_bytes(node.free)} free now" if node.limit else _unknown()
-        console.print(f"  {node.name}: {said}", highlight=False, soft_wrap=True)
-
-
-def _unknown() -> str:
-    return "its memory is not known here; memory_limit_gb in hosts.toml says it"
+        memory = "its memory is not known here; set memory_limit_gb in hosts.toml"
+        if node.limit:
+            memory = f"may use {format_bytes(node.limit)}, {format_bytes(node.free)} of it free now"
+        console.print(f"  {node.name}: {memory}", highlight=False, soft_wrap=True)
 
 
 def _fits(total: int, node: NodePlan) -> str:
@@ -62,42 +64,40 @@ def _fits(total: int, node: NodePlan) -> str:
 
 def _step(plan: RunPlan, console: Console) -> None:
     nodes, sent = len(plan.nodes), plan.sent
-    console.print("\n[bold]A step[/bold]", highlight=False)
-    console.print(
-        f"  {plan.leaves} leaves, {plan.tokens:,.0f} tokens with padding; {count(sent.partials, 'partial')} from "
-        f"{count(nodes, 'node')}; {sent.bytes_down / 1e6:.1f} MB down and {sent.bytes_up / 1e6:.1f} MB up: "
-        f"{sent.seconds:.2g} s",
-        highlight=False,
-        soft_wrap=True,
-    )
+    lines = [
+        f"{count(plan.leaves, 'leaf (micro-batch)', 'leaves (micro-batches)')}, {plan.tokens:,.0f} tokens with padding",
+        f"{sent.bytes_down / 1e6:.1f} MB to {count(nodes, 'node')}, {sent.bytes_up / 1e6:.1f} MB back in "
+        f"{count(sent.partials, 'partial gradient')}: {sent.seconds:.2g} s",
+    ]
     if plan.busy_nodes < nodes:
         idle = count(nodes - plan.busy_nodes, "node")
-        said = f"{idle} would idle: {count(plan.leaves, 'leaf', 'leaves')} take no longer with {plan.busy_nodes}"
-        console.print(f"  {said}", highlight=False)
+        leaves = count(plan.leaves, "leaf", "leaves")
+        lines.append(f"{idle} would idle: {leaves} take {count(plan.busy_nodes, 'node')} as long as {nodes}")
     if plan.nearest_size is None:
-        console.print("  no batch.size gives one partial per node with this grad_accum_steps", highlight=False)
+        lines.append("no batch.size gives one partial gradient per node with this grad_accum_steps")
     elif plan.nearest_size != plan.batch_size:
-        said = f"batch.size = {plan.nearest_size} is the nearest with one partial from each node"
-        console.print(f"  {said} (it is {plan.batch_size})", highlight=False)
+        lines.append(
+            f"batch.size = {plan.nearest_size} (now {plan.batch_size}) is the nearest that gives one partial gradient "
+            "per node, which is the least traffic"
+        )
+    _section("A step", lines, console)
 
 
 def _run(plan: RunPlan, console: Console) -> None:
-    console.print("\n[bold]The run[/bold]", highlight=False)
-    if plan.tokens_per_second is None or plan.step_seconds is None:
-        console.print(
-            "  its time is not known: give --tokens-per-second of one node; a run of five steps measures it",
-            highlight=False,
-            soft_wrap=True,
-        )
-        return
-    share = plan.sent.seconds / plan.step_seconds
-    length = "until max_hours" if plan.steps is None else count(plan.steps, "step")
-    hours = f"{plan.hours:.1f} hours" if plan.hours and plan.hours >= 1 else f"{60 * (plan.hours or 0):.0f} minutes"
-    console.print(
-        f"  {length} of {plan.step_seconds:.2g} s ({share:.0%} of it on the network): {hours} without evaluations, at "
-        f"{plan.tokens_per_second:,.0f} tokens/s a node, {plan.speed_from}",
-        highlight=False,
-        soft_wrap=True,
-    )
-    useful = plan.useful_nodes or 1
-    console.print(f"  past {count(useful, 'equal node')} another Mac would not pay", highlight=False)
+    lines = ["time not known: give --tokens-per-second of one node, or train a few steps first (--set train.steps=5)"]
+    if plan.tokens_per_second is not None and plan.step_seconds is not None:
+        length = "until train.max_hours, steps" if plan.steps is None else count(plan.steps, "step")
+        share = plan.sent.seconds / plan.step_seconds
+        lines = [
+            f"{length} of {plan.step_seconds:.2g} s, {share:.0%} of it for the network: "
+            f"{duration_phrase(3600 * (plan.hours or 0))} without evaluations",
+            f"at {plan.tokens_per_second:,.0f} tokens/s per node, {plan.speed_from}",
+            f"more than {count(plan.useful_nodes or 1, 'equal node')} would hardly be faster",
+        ]
+    _section("The run", lines, console)
+
+
+def _section(title: str, lines: Sequence[str], console: Console) -> None:
+    console.print(f"\n[bold]{title}[/bold]", highlight=False)
+    for line in lines:
+        console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)

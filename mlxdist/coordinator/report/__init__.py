@@ -1,1 +1,1 @@
-"""What a run tells: events in metrics.jsonl, lines and a live display on the terminal."""
+"""The report of a run: events in metrics.jsonl, a summary in metrics.json, lines or a live display on the terminal."""

@@ -1,31 +1,21 @@
-"""How long the rest of a run takes, from the pace of its last steps."""
+"""The time that the rest of a run takes, as rich.progress estimates it from the latest steps."""
 
-from collections import deque
 from collections.abc import Callable
 
-from mlxdist.coordinator.report.format import StepReport
+from rich.console import Console
+from rich.progress import Progress, ProgressColumn
 
-_WINDOW = 50  # steps; long enough to hold an evaluation, short enough to follow a node that joins
+# Long enough for steps of minutes and for evaluations and saves between them, short enough to follow a node that joins.
+WINDOW_SECONDS = 1800.0
 
 
-class Pace:
-    """Seconds left, evaluations and saves between the steps included."""
+def new_progress(clock: Callable[[], float], *columns: ProgressColumn, console: Console | None = None) -> Progress:
+    """Returns a progress whose estimates come from the last half hour, or its last 1000 steps."""
+    return Progress(
+        *columns, console=console, get_time=clock, speed_estimate_period=WINDOW_SECONDS, auto_refresh=False, expand=True
+    )
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._ends: deque[float] = deque(maxlen=_WINDOW)
-        self._last: StepReport | None = None
 
-    def step(self, report: StepReport) -> None:
-        """A step has just ended."""
-        self._ends.append(self._clock())
-        self._last = report
-
-    def seconds_left(self) -> float | None:
-        """Seconds from now to the last step's end; None before the first step and where there is no last one."""
-        if self._last is None or self._last.total_steps is None:
-            return None
-        spans = len(self._ends) - 1
-        a_step = (self._ends[-1] - self._ends[0]) / spans if spans else self._last.seconds
-        remaining = max(self._last.total_steps - self._last.step, 0)
-        return max(a_step * remaining - (self._clock() - self._ends[-1]), 0.0)
+def seconds_left(progress: Progress) -> float | None:
+    """Returns the seconds to the end of the newest task, evaluations and saves included; None while not known."""
+    return progress.tasks[-1].time_remaining if progress.tasks else None

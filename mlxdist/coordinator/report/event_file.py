@@ -1,4 +1,4 @@
-"""The event file as it grows: a line at a time, whole or not at all; what cannot be written waits in memory."""
+"""The event file as it grows: a line at a time, whole or not at all; lines that cannot be written wait in memory."""
 
 from collections import deque
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from pathlib import Path
 from mlxdist.coordinator.storage.run_folder import append, sync_file
 from mlxdist.protocol.errors import SaveError
 
-MOST_WAITING = 100_000  # lines, some 50 MB: then the oldest go
+MOST_WAITING = 100_000  # lines, some 50 MB: beyond that the oldest are dropped
 
 
 class EventFile:
@@ -18,16 +18,16 @@ class EventFile:
         self._waiting: deque[str] = deque(maxlen=MOST_WAITING)
 
     def add(self, line: str) -> SaveError | None:
-        """Append a line, behind all that still wait. Returns why it must wait too, if it must."""
+        """Appends a line, behind all that still wait. Returns the reason if it must wait too."""
         self._waiting.append(line)
         return _failure_of(self.flush)
 
     def sync(self) -> SaveError | None:
-        """Write what waits, and flush it to the disk. Returns why that cannot be done."""
+        """Writes the lines that wait, and flushes the file to the disk. Returns the reason if that cannot be done."""
         return _failure_of(self.flush) or _failure_of(lambda: sync_file(self.path))
 
     def flush(self) -> None:
-        """Write what waits. Raises SaveError; it then goes on waiting."""
+        """Writes the lines that wait. Raises SaveError; they then go on waiting."""
         if self._waiting:
             append(self.path, "".join(f"{line}\n" for line in self._waiting).encode())
             self._waiting.clear()

@@ -1,30 +1,40 @@
-"""How numbers are said to a person: the same words on the terminal, in plain lines and in the events' messages."""
+"""Numbers as a person reads them: the same words on the terminal, in plain lines and in the events' messages."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from mlxdist.coordinator.report.goodput import Again, Losses
+from mlxdist.coordinator.report.goodput import LostTime, Redone
 
-TROUBLE = ("suspect", "dead", "left")  # states that a person wants to know of
+TROUBLE = ("suspect", "dead", "left")  # states of a node that a person wants to know of
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What one optimizer step has to tell. Rates are over the step's wall seconds."""
+    """One optimizer step, and the state of the cluster after it."""
 
     step: int  # 1-based
     total_steps: int | None  # None where only the time is limited
-    loss: float  # the mean over total_weight
+    metrics: Mapping[str, float]  # loss (the mean over total_weight) and TRL's names: rewards/…, logps/…, kl
     grad_norm: float  # before clipping
     learning_rate: float
     tokens: int  # supervised tokens of the step
-    tokens_per_second: float  # supervised
-    all_tokens_per_second: float
-    seconds: float
+    all_tokens: int  # all tokens of the step, without padding
+    seconds: float  # of the wall clock
     peak_gb: float | None = None  # the highest of any node so far
-    say_memory: bool = False  # train.report_memory: the person wants to read the peak, too
-    leaves_recomputed: int = 0  # since the step before
-    extra: Mapping[str, float] = field(default_factory=dict)  # TRL's names: rewards/…, logps/…, kl
+    leaves_recomputed: int = 0  # since the coordinator started
+    node_speeds: Mapping[str, float] = field(default_factory=dict)  # tokens per second, padding included, by node
+    advice: str | None = None  # one sentence for the person
+    say_memory: bool = False  # train.report_memory: the peak is said on the terminal, too
+
+    @property
+    def loss(self) -> float:
+        """The step's loss."""
+        return self.metrics["loss"]
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Supervised tokens per second of the wall clock."""
+        return self.tokens / self.seconds
 
 
 def step_phrase(report: StepReport) -> str:
@@ -35,8 +45,8 @@ def step_phrase(report: StepReport) -> str:
 def numbers_phrase(report: StepReport) -> str:
     """'loss 2.3456, 812 tokens/s, 2.4 s a step', with the accuracies of preferences where there are some."""
     parts = [f"loss {report.loss:.4f}"]
-    if "rewards/accuracies" in report.extra:
-        parts.append(f"rewards/accuracies {report.extra['rewards/accuracies']:.2f}")
+    if "rewards/accuracies" in report.metrics:
+        parts.append(f"rewards/accuracies {report.metrics['rewards/accuracies']:.2f}")
     if report.say_memory and report.peak_gb is not None:
         parts.append(f"peak {report.peak_gb:.2f} GB")
     parts += [rate_phrase(report.tokens_per_second), f"{duration_phrase(report.seconds)} a step"]
@@ -50,29 +60,31 @@ def val_phrase(step: int, loss: float, metrics: Mapping[str, float]) -> str:
 
 
 def node_phrase(name: str, state: str, message: str) -> str:
-    """'mini-1: dead, not heard for 15 s; 2 leaves go to others'; a state that says nothing more is left out."""
+    """'mini-1: dead, not heard for 15 s; 2 leaves go to others'; a state that adds nothing is left out."""
     parts = [state] if state in TROUBLE or not message else []
     return f"{name}: {', '.join([*parts, *([message] if message else [])])}"
 
 
-def again_phrase(step: int, again: Again) -> str:
+def redone_phrase(step: int, redone: Redone) -> str:
     """'going on after step 40; 2 steps that were not saved are done again'."""
-    what = "1 step that was not saved is" if again.steps == 1 else f"{again.steps} steps that were not saved are"
-    return f"going on after step {step}; {what} done again"
+    if not redone.steps:
+        return f"going on after step {step}"
+    verbs = ("was", "is") if redone.steps == 1 else ("were", "are")
+    return f"going on after step {step}; {count(redone.steps, 'step')} that {verbs[0]} not saved {verbs[1]} done again"
 
 
-def losses_phrase(cost: Losses) -> str:
+def lost_time_phrase(lost: LostTime) -> str:
     """'94 % of the time went into useful steps (goodput); 12 leaves recomputed, 31 s lost, 20 s of it paused'."""
     parts = []
-    if cost.leaves_recomputed or cost.steps_disturbed:
-        parts.append(f"{cost.leaves_recomputed} {'leaf' if cost.leaves_recomputed == 1 else 'leaves'} recomputed")
-    if cost.steps_again:
-        parts.append(f"{cost.steps_again} {'step' if cost.steps_again == 1 else 'steps'} done again")
+    if lost.leaves_recomputed or lost.steps_disturbed:
+        parts.append(f"{count(lost.leaves_recomputed, 'leaf', 'leaves')} recomputed")
+    if lost.steps_again:
+        parts.append(f"{count(lost.steps_again, 'step')} done again")
     if parts:
-        parts.append(f"{duration_phrase(cost.seconds_lost)} lost")
-    if cost.seconds_paused:
-        parts.append(f"{duration_phrase(cost.seconds_paused)} of it paused")
-    share = "" if cost.goodput is None else f"{100 * cost.goodput:.0f} % of the time went into useful steps (goodput)"
+        parts.append(f"{duration_phrase(lost.seconds_lost)} lost")
+    if lost.seconds_paused:
+        parts.append(f"{duration_phrase(lost.seconds_paused)} of it paused")
+    share = "" if lost.goodput is None else f"{100 * lost.goodput:.0f} % of the time went into useful steps (goodput)"
     return "; ".join(part for part in (share, ", ".join(parts) or "nothing was lost") if part)
 
 
@@ -87,7 +99,9 @@ def rate_phrase(tokens_per_second: float) -> str:
 
 
 def duration_phrase(seconds: float) -> str:
-    """'0.4 s', '12 s', '3 min 05 s', '2 h 07 min'."""
+    """'0.04 s', '0.4 s', '12 s', '3 min 05 s', '2 h 07 min'."""
+    if seconds < 0.095:
+        return f"{seconds:.2f} s"
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -100,7 +114,7 @@ def duration_phrase(seconds: float) -> str:
 
 
 def left_phrase(seconds: float | None) -> str:
-    """', about 12 min left', coarse as a guess should be; empty where there is nothing left or nothing known."""
+    """', about 12 min left', coarse as an estimate should be; empty where there is nothing left or nothing known."""
     if not seconds:
         return ""
     whole = max(round(seconds), 1)

@@ -1,4 +1,4 @@
-"""What losses cost a run: the seconds lost against undisturbed steps, and the goodput. Pure: times in, sums out."""
+"""The cost of failures: seconds lost against undisturbed steps, and the goodput. Pure: times in, sums out."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ NEAREST = 20  # undisturbed steps on each side, against which a disturbed one is
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """What one finished step took. `disturbed`: a node was lost, silent or slow in it, or the run was paused."""
+    """The time of one finished step. `disturbed`: a node was lost, silent or slow in it, or the run was paused."""
 
     seconds: float
     tokens: float  # all of the step
@@ -19,8 +19,8 @@ class StepTime:
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
-    """What a lost coordinator cost: steps that were not saved and are done again."""
+class Redone:
+    """The cost of a lost coordinator: steps that were not saved and are done again."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -28,8 +28,8 @@ class Again:
 
 
 @dataclass(frozen=True, slots=True)
-class Losses:
-    """The sums over all lives of a run; seconds of the wall clock."""
+class LostTime:
+    """The sums over all sessions of a run; seconds of the wall clock."""
 
     leaves_recomputed: int
     steps_disturbed: int
@@ -40,26 +40,27 @@ class Losses:
     goodput: float | None  # useful seconds over the wall's; None before any time has passed
 
 
-def losses(steps: Sequence[StepTime], again: Again, paused_between: float, wall_seconds: float) -> Losses:
-    """Sum up. `steps`: those that count, in order; `paused_between`: seconds, in evaluations.
+def lost_time(steps: Sequence[StepTime], redone: Redone, paused_between: float, wall_seconds: float) -> LostTime:
+    """Returns the sums.
 
-    `wall_seconds`: of all lives, whatever the run was busy with.
+    `steps`: those that count, in order; `paused_between`: seconds paused in evaluations; `wall_seconds`: of all
+    sessions, whatever they were busy with.
     """
     lost = sum(lost_seconds(steps))
     useful = sum(step.seconds for step in steps) - lost
-    return Losses(
-        leaves_recomputed=sum(step.leaves_recomputed for step in steps) + again.leaves,
+    return LostTime(
+        leaves_recomputed=sum(step.leaves_recomputed for step in steps) + redone.leaves,
         steps_disturbed=sum(step.disturbed for step in steps),
-        steps_again=again.steps,
+        steps_again=redone.steps,
         seconds_paused=sum(step.seconds_paused for step in steps) + paused_between,
-        seconds_lost=lost + again.seconds + paused_between,
+        seconds_lost=lost + redone.seconds + paused_between,
         useful_seconds=useful,
         goodput=min(useful / wall_seconds, 1.0) if wall_seconds > 0 else None,
     )
 
 
 def lost_seconds(steps: Sequence[StepTime]) -> Iterator[float]:
-    """For each step: how much longer it took than the undisturbed ones around it need for so many tokens.
+    """Yields for each step the seconds beyond those that undisturbed steps around it need for as many tokens.
 
     A pause is lost whole. Where no step was undisturbed nothing else is known to be lost.
     """
@@ -78,43 +79,45 @@ def lost_seconds(steps: Sequence[StepTime]) -> Iterator[float]:
 
 @dataclass
 class Ledger:
-    """What is written down while a run goes on, for its sum."""
+    """The times that are written down while a run goes on, for its sums."""
 
     times: dict[int, StepTime] = field(default_factory=dict)  # by step
-    again: Again = field(default_factory=Again)
+    redone: Redone = field(default_factory=Redone)
     pauses: dict[int, float] = field(default_factory=dict)  # seconds in evaluations, by step
+    _leaves_recomputed: int = 0  # up to the last step
     _disturbed: bool = False  # since the last step
     _paused: float = 0.0
 
     def trouble(self, seconds_paused: float = 0.0) -> None:
-        """Something happened to the step in work."""
+        """Notes that something disturbed the step in work."""
         self._disturbed = True
         self._paused += seconds_paused
 
     def step(self, number: int, seconds: float, tokens: float, leaves_recomputed: int) -> StepTime:
-        """A step is done."""
-        disturbed = self._disturbed or leaves_recomputed > 0
-        time = StepTime(seconds, tokens, disturbed, leaves_recomputed, min(self._paused, seconds))
+        """Writes down a finished step. `leaves_recomputed`: since the coordinator started."""
+        recomputed, self._leaves_recomputed = leaves_recomputed - self._leaves_recomputed, leaves_recomputed
+        disturbed = self._disturbed or recomputed > 0
+        time = StepTime(seconds, tokens, disturbed, recomputed, min(self._paused, seconds))
         self.times[number] = time
         self._disturbed, self._paused = False, 0.0
         return time
 
     def evaluation(self, number: int) -> float:
-        """An evaluation after this step is done. Returns the seconds that were paused in it."""
+        """Writes down an evaluation after a step. Returns the seconds that were paused in it."""
         paused, self._disturbed, self._paused = self._paused, False, 0.0
         self.pauses[number] = paused
         return paused
 
-    def go_on(self, step: int, before: Mapping[int, StepTime], pauses: Mapping[int, float], again: Again) -> Again:
-        """Resume after `step` of what earlier lives have done. Returns what of it is done again."""
+    def go_on(self, step: int, before: Mapping[int, StepTime], pauses: Mapping[int, float], redone: Redone) -> Redone:
+        """Resumes after `step` of what earlier sessions have done. Returns what of it is done again."""
         self.pauses = {number: seconds for number, seconds in pauses.items() if number <= step}
         self.times = {number: time for number, time in before.items() if number <= step}
         gone = [time for number, time in before.items() if number > step]
-        more = Again(len(gone), sum(time.seconds for time in gone), sum(time.leaves_recomputed for time in gone))
-        self.again = Again(again.steps + more.steps, again.seconds + more.seconds, again.leaves + more.leaves)
+        more = Redone(len(gone), sum(time.seconds for time in gone), sum(time.leaves_recomputed for time in gone))
+        self.redone = Redone(redone.steps + more.steps, redone.seconds + more.seconds, redone.leaves + more.leaves)
         return more
 
-    def losses(self, wall_seconds: float) -> Losses:
-        """The sum so far."""
+    def lost_time(self, wall_seconds: float) -> LostTime:
+        """Returns the sums so far."""
         steps = [self.times[number] for number in sorted(self.times)]
-        return losses(steps, self.again, sum(self.pauses.values()), wall_seconds)
+        return lost_time(steps, self.redone, sum(self.pauses.values()), wall_seconds)

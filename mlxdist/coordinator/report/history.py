@@ -1,4 +1,4 @@
-"""The event file read back: what a resumed run needs of its earlier lives, and cutting off what it will do again."""
+"""The event file read back: what a resumed run needs of its earlier sessions, without the steps that it does again."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mlxdist.coordinator.report.goodput import Again, StepTime
+from mlxdist.coordinator.report.goodput import Redone, StepTime
 from mlxdist.coordinator.storage.run_folder import write_aside
 
 
@@ -21,7 +21,7 @@ class BestVal:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What the earlier lives of a run have told; empty for a fresh one. A value is None where it was not finite."""
+    """The facts that earlier sessions of a run have told; empty for a fresh one. A value is None if not finite."""
 
     train_losses: Mapping[int, float | None] = field(default_factory=dict)  # by step
     vals: Mapping[int, Mapping[str, float | None]] = field(default_factory=dict)  # by step: loss and metrics
@@ -29,18 +29,18 @@ class History:
     wall_seconds: float = 0.0
     peak_gb: float | None = None
     step_times: Mapping[int, StepTime] = field(default_factory=dict)  # by step
-    again: Again = field(default_factory=Again)
+    redone: Redone = field(default_factory=Redone)
     pauses: Mapping[int, float] = field(default_factory=dict)  # seconds in evaluations, by step
 
 
 def read_history(path: Path) -> History:
-    """What `metrics.jsonl` tells; an empty history where there is no such file."""
+    """Returns the facts in `metrics.jsonl`; an empty history where there is no such file."""
     train: dict[int, float | None] = {}
     vals: dict[int, dict[str, float | None]] = {}
     best: BestVal | None = None
     times: dict[int, StepTime] = {}
     pauses: dict[int, float] = {}
-    wall, peak, again = 0.0, None, Again()
+    wall, peak, redone = 0.0, None, Redone()
     for _, event in _events(path):
         wall = max(wall, event.get("wall_seconds") or 0.0)
         kind, step = event.get("event"), event.get("step", 0)
@@ -55,12 +55,12 @@ def read_history(path: Path) -> History:
         elif kind == "checkpoint" and event["best"]:
             best = BestVal(step, vals.get(step, {}).get("loss"), event["path"])
         elif kind == "stage" and "steps_again" in event:
-            again = Again(
-                again.steps + event["steps_again"],
-                again.seconds + event["seconds_lost"],
-                again.leaves + event["leaves_recomputed"],
+            redone = Redone(
+                redone.steps + event["steps_again"],
+                redone.seconds + event["seconds_lost"],
+                redone.leaves + event["leaves_recomputed"],
             )
-    return History(train, vals, best, wall, peak, times, again, pauses)
+    return History(train, vals, best, wall, peak, times, redone, pauses)
 
 
 def _step_time(event: Mapping[str, Any]) -> StepTime:
@@ -75,10 +75,10 @@ def _step_time(event: Mapping[str, Any]) -> StepTime:
 
 
 def trim_metrics(path: Path, last_step: int) -> None:
-    """Cut `metrics.jsonl` back to a resumed run's last saved step, so that no step is told twice.
+    """Cuts `metrics.jsonl` back to a resumed run's last saved step, so that no step is told twice.
 
-    Events of later steps go, and so do the end of an earlier life and a line that a crash tore. What happened without
-    a step (stages, nodes) stays.
+    Removes events of later steps, the end of an earlier session and a line that a crash tore. Events without a step
+    (stages, nodes) stay.
 
     Raises:
         SaveError: it could not be written; the old file is kept.
@@ -95,7 +95,7 @@ def trim_metrics(path: Path, last_step: int) -> None:
 
 
 def _events(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Each whole line with its event; torn lines are passed over."""
+    """Yields each whole line with its event; torn lines are passed over."""
     if not path.exists():
         return
     with path.open("rb") as lines:

@@ -34,7 +34,7 @@ class Request:
     step: int
     adapter_version: int
     leaves: tuple[Leaf, ...]
-    loss: str = "sft"
+    loss: str = ""  # of a preference method
     parameters: str = "current"
     scalars: Mapping[str, float] = field(default_factory=dict)
     row_inputs: Mapping[int, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)

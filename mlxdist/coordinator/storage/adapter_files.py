@@ -1,17 +1,17 @@
-"""The adapter as mlx-lm's own files, out and in.
+"""The two files of an adapter, in mlx-lm's layout: written whole, and read back.
 
     adapters.safetensors    <module>.lora_a, <module>.lora_b, float32: the same tensors give the same bytes
     adapter_config.json     fine_tune_type, num_layers, lora_parameters {rank, scale, dropout, keys}
 
-mlx-lm loads one rank for all modules. Where ours differ, every tensor is padded with zeros to the largest, which
-changes no product, and `applied_ranks` beside it says what to strip on the way in.
+mlx-lm loads one rank for all modules. Where the ranks differ, every tensor is padded with zeros to the largest, which
+changes no product, and `applied_ranks` in the configuration says what to strip when it is read.
 
 Shapes: linear lora_a [in, r], lora_b [r, out]; experts lora_a [experts, r, in], lora_b [experts, out, r].
 """
 
 import json
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -27,49 +27,14 @@ if TYPE_CHECKING:
 Tensor = npt.NDArray[np.float32]
 
 
-def export_adapter(
-    folder: Path,
-    tensors: "Mapping[str, npt.NDArray[np.floating] | mx.array]",
-    *,
-    base_model: str,
-    num_layers: int,
-    scale: float,
-    dropout: float = 0.0,
-    keys: Sequence[str] | None = None,
-) -> None:
-    """Write an adapter that mlx_lm.load(adapter_path=folder) takes.
+def write_adapter(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, object]) -> None:
+    """Writes both files into `folder`, made if need be; every tensor is padded to the largest rank.
 
-    Args:
-        folder: made if need be.
-        tensors: the trainable tensors by their full names in the model, `….lora_a` and `….lora_b`, unpadded.
-        base_model: what the adapter belongs to, as given to mlx_lm.load.
-        num_layers: the last N layers have LoRA; -1 means all.
-        scale: what the LoRA product is multiplied by (mlx-lm's scale, not alpha).
-        dropout: of the LoRA input while training.
-        keys: module paths as mlx-lm wants them; by default taken from the tensors' names (see `module_keys`).
-
-    Raises:
-        SaveError: a file could not be written; those from before are kept.
+    Raises SaveError; files from before are kept then.
     """
-    if num_layers == 0:
-        raise ValueError("num_layers 0 would mean all layers to mlx-lm; give -1 for all")
-    ranks = applied_ranks(tensors)
-    rank = max(ranks.values())
-    config: dict[str, object] = {
-        "fine_tune_type": "lora",
-        "model": base_model,
-        "num_layers": num_layers,
-        "lora_parameters": {
-            "rank": rank,
-            "scale": scale,
-            "dropout": dropout,
-            "keys": sorted(module_keys(ranks) if keys is None else keys),
-        },
-    }
-    if set(ranks.values()) != {rank}:
-        config["applied_ranks"] = ranks
-    padded = {name: _pad(name, _as_float32(tensor), rank) for name, tensor in tensors.items()}
     run = RunFolder(folder)
+    rank = max(applied_ranks({name: tensor.shape for name, tensor in tensors.items()}).values())
+    padded = {name: _pad(name, tensor, rank) for name, tensor in tensors.items()}
     with saving(folder):
         folder.mkdir(parents=True, exist_ok=True)
     write_json(run.adapter_config, config)
@@ -77,29 +42,29 @@ def export_adapter(
 
 
 def load_adapter(folder: Path) -> tuple[dict[str, Tensor], dict[str, object]]:
-    """Read an adapter of ours or of mlx-lm: the tensors as float32 with the padding stripped, and its configuration.
+    """Returns an adapter's tensors as float32 with the padding stripped, and its configuration: ours or mlx-lm's.
 
     Raises:
         UserError: there is none, it is not LoRA, or its tensors do not fit its configuration.
     """
     run = RunFolder(folder)
-    config = _read_config(run)
+    config = _load_config(run)
     if not run.adapters.is_file():
         raise UserError(f"{folder} is no adapter folder: it has no {run.adapters.name}.")
     import mlx.core as mx
 
     try:
-        loaded = mx.load(str(run.adapters))
+        loaded = mx.load(str(run.adapters))  # not by safetensors, as numpy knows no bfloat16
     except (RuntimeError, ValueError) as error:
-        raise UserError(f"{run.adapters} cannot be read ({error}). Copy it again from where it came.") from None
+        raise UserError(f"{run.adapters} cannot be read ({error}). Copy it again from its source.") from None
     assert isinstance(loaded, dict)
-    tensors = {name: _as_float32(loaded[name]) for name in sorted(loaded)}
-    strangers = [name for name in tensors if not name.endswith((".lora_a", ".lora_b"))]
-    if strangers or not tensors:
-        what = f"holds {strangers[0]}" if strangers else "holds no tensor"
+    tensors = {name: as_float32(loaded[name]) for name in sorted(loaded)}
+    others = [name for name in tensors if not name.endswith((".lora_a", ".lora_b"))]
+    if others or not tensors:
+        what = f"holds {others[0]}" if others else "holds no tensor"
         raise UserError(f"{run.adapters} {what}; an adapter to start from has only lora_a and lora_b.")
     try:
-        ranks = applied_ranks(tensors)
+        ranks = applied_ranks({name: tensor.shape for name, tensor in tensors.items()})
         wanted = config.get("applied_ranks", ranks)
         if not isinstance(wanted, dict) or wanted.keys() != ranks.keys():
             raise ValueError("applied_ranks does not name the modules that there are tensors of")
@@ -108,20 +73,20 @@ def load_adapter(folder: Path) -> tuple[dict[str, Tensor], dict[str, object]]:
         raise UserError(f"The adapter in {folder} does not fit together: {error}.") from None
 
 
-def applied_ranks(tensors: "Mapping[str, npt.NDArray[np.floating] | mx.array]") -> dict[str, int]:
-    """The rank of every module, by sorted module path.
+def applied_ranks(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """Returns the rank of every module, by sorted module path, from the shapes of its two tensors.
 
     Raises:
         ValueError: a module lacks one of its two tensors, or their ranks differ.
     """
     ranks = {}
-    for module in sorted({_module(name) for name in tensors}):
+    for module in sorted({_module(name) for name in shapes}):
         found = {}
         for part in ("lora_a", "lora_b"):
             name = f"{module}.{part}"
-            if name not in tensors:
+            if name not in shapes:
                 raise ValueError(f"{name} is missing")
-            found[part] = int(tensors[name].shape[_rank_axis(name, tensors[name].ndim)])
+            found[part] = shapes[name][_rank_axis(name, len(shapes[name]))]
         if found["lora_a"] != found["lora_b"]:
             raise ValueError(f"{module} has rank {found['lora_a']} in lora_a and {found['lora_b']} in lora_b")
         ranks[module] = found["lora_a"]
@@ -130,22 +95,17 @@ def applied_ranks(tensors: "Mapping[str, npt.NDArray[np.floating] | mx.array]") 
     return ranks
 
 
-def module_keys(modules: Iterable[str]) -> set[str]:
-    """Module paths in mlx-lm's form: relative to the layer inside a layer, whole where a module is in no layer.
+def as_float32(tensor: "npt.NDArray[np.floating] | mx.array") -> Tensor:
+    """Returns the tensor as a contiguous numpy array of float32."""
+    if isinstance(tensor, np.ndarray):
+        return np.ascontiguousarray(tensor, dtype=np.float32)
+    import mlx.core as mx
 
-    `model.layers.3.self_attn.q_proj` gives `self_attn.q_proj`, `lm_head` stays: mlx-lm looks keys up in each of the
-    last layers, then once in the whole model.
-    """
-    keys = set()
-    for module in modules:
-        parts = module.split(".")
-        index = next((place for place, part in enumerate(parts) if part.isdigit()), -1)
-        keys.add(".".join(parts[index + 1 :]))
-    return keys
+    return np.array(tensor.astype(mx.float32))
 
 
 def write_safetensors(stream: BinaryIO, tensors: Mapping[str, Tensor]) -> None:
-    """Write float32 tensors as safetensors, names sorted and metadata fixed, so that bytes depend on values only."""
+    """Writes float32 tensors as safetensors, names sorted and metadata fixed, so that bytes depend on values only."""
     header: dict[str, object] = {"__metadata__": {"format": "mlx"}}
     offset = 0
     for name in sorted(tensors):
@@ -163,7 +123,7 @@ def write_safetensors(stream: BinaryIO, tensors: Mapping[str, Tensor]) -> None:
         stream.write(np.ascontiguousarray(tensors[name], dtype="<f4").data)
 
 
-def _read_config(run: RunFolder) -> dict[str, object]:
+def _load_config(run: RunFolder) -> dict[str, object]:
     try:
         config = json.loads(run.adapter_config.read_text(encoding="utf-8"))
     except OSError:
@@ -173,8 +133,8 @@ def _read_config(run: RunFolder) -> dict[str, object]:
     kind = config.get("fine_tune_type", "lora") if isinstance(config, dict) else None
     if kind != "lora" or not isinstance(config.get("lora_parameters"), dict):
         raise UserError(
-            f"{run.adapter_config} describes no LoRA adapter of mlx-lm (fine_tune_type {kind!r}). Only LoRA can be "
-            "started from; a PEFT adapter has to be converted first."
+            f"{run.adapter_config} describes no LoRA adapter of mlx-lm (fine_tune_type {kind!r}). A run can start from "
+            "LoRA only; a PEFT adapter has to be converted first."
         )
     assert isinstance(config, dict)
     return config
@@ -185,7 +145,7 @@ def _module(name: str) -> str:
 
 
 def _rank_axis(name: str, ndim: int) -> int:
-    """Which axis of a tensor is the rank: linear and embedding layers [in, r] and [r, out], experts the other way."""
+    """Returns the axis of the rank: linear and embedding layers [in, r] and [r, out], experts the other way round."""
     first = name.endswith(".lora_b") == (ndim == 2)
     return ndim - 2 if first else ndim - 1
 
@@ -204,11 +164,3 @@ def _strip(name: str, tensor: Tensor, rank: int) -> Tensor:
     if kept.shape[_rank_axis(name, tensor.ndim)] != rank or padding.any():
         raise ValueError(f"{name} has {tensor.shape} and values beyond its applied rank {rank}")
     return np.ascontiguousarray(kept)
-
-
-def _as_float32(tensor: "npt.NDArray[np.floating] | mx.array") -> Tensor:
-    if isinstance(tensor, np.ndarray):
-        return np.ascontiguousarray(tensor, dtype=np.float32)
-    import mlx.core as mx
-
-    return np.array(tensor.astype(mx.float32))

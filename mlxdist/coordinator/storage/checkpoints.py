@@ -21,19 +21,19 @@ _NAME = re.compile(r"step-(\d+)(-val.+)?")
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One saved adapter folder and the step that made it."""
+    """One saved adapter folder, and the step that made it."""
 
     step: int
     path: Path
 
 
 def checkpoint_name(step: int, val_loss: float | None) -> str:
-    """The folder's name; `val_loss` is None where the step was not evaluated."""
+    """Returns the folder's name; `val_loss` is None where the step was not evaluated."""
     return f"step-{step:05d}" if val_loss is None else f"step-{step:05d}-val{val_loss:.4f}"
 
 
 def list_checkpoints(run: RunFolder) -> tuple[Checkpoint, ...]:
-    """The checkpoints there are, oldest step first."""
+    """Returns the checkpoints of a run, oldest step first."""
     if not run.checkpoints.is_dir():
         return ()
     found = []
@@ -45,12 +45,12 @@ def list_checkpoints(run: RunFolder) -> tuple[Checkpoint, ...]:
 
 
 def save_checkpoint(run: RunFolder, step: int, val_loss: float | None, write: Callable[[Path], None]) -> Path:
-    """Save a checkpoint: `write` fills the folder it is given. Returns the checkpoint's folder.
+    """Saves a checkpoint: `write` fills the folder it is given. Returns the checkpoint's folder.
 
-    A checkpoint of the same step from an earlier life of the run is replaced, and `best` follows.
+    A checkpoint of the same step from an earlier session of the run is replaced, and `best` follows.
 
     Raises:
-        SaveError: it could not be written; the checkpoints there were are kept.
+        SaveError: it could not be written; the earlier checkpoints are kept.
     """
     target = run.checkpoints / checkpoint_name(step, val_loss)
     with saving(target):
@@ -78,7 +78,7 @@ def save_checkpoint(run: RunFolder, step: int, val_loss: float | None, write: Ca
 
 
 def link_best(run: RunFolder, checkpoint: Path) -> None:
-    """Point `checkpoints/best` at a checkpoint: a relative link, replaced by one rename."""
+    """Points `checkpoints/best` at a checkpoint: a relative link, replaced by one rename."""
     aside = run.checkpoints / ".best.aside"
     with saving(run.checkpoints / "best"):
         aside.unlink(missing_ok=True)
@@ -88,7 +88,7 @@ def link_best(run: RunFolder, checkpoint: Path) -> None:
 
 
 def best_checkpoint(run: RunFolder) -> Path | None:
-    """The folder that `best` points at, or None where there is no such checkpoint."""
+    """Returns the folder that `best` points at, or None where there is no such checkpoint."""
     try:
         target = run.checkpoints / os.readlink(run.checkpoints / "best")
     except OSError:
@@ -97,7 +97,7 @@ def best_checkpoint(run: RunFolder) -> Path | None:
 
 
 def prune_checkpoints(run: RunFolder, keep: int | str) -> tuple[Path, ...]:
-    """Remove all but the newest `keep` checkpoints ("all": none goes) and the best; returns those removed."""
+    """Removes all but the newest `keep` checkpoints ("all": keeps all) and the best. Returns those removed."""
     if keep == "all":
         return ()
     best = best_checkpoint(run)
@@ -111,7 +111,7 @@ def prune_checkpoints(run: RunFolder, keep: int | str) -> tuple[Path, ...]:
 
 
 def _remove(path: Path) -> None:
-    """Remove a checkpoint whole: first out of sight, then file by file."""
+    """Removes a checkpoint whole: one rename hides it, then its files go one by one."""
     aside = path.with_name(f".{path.name}.aside")
     shutil.rmtree(aside, ignore_errors=True)
     path.rename(aside)

@@ -1,4 +1,4 @@
-"""A node's log: what its worker printed, appended, and never more than a stated size."""
+"""A node's log: the lines that its worker printed, appended, and never more than a stated size."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ MOST_BYTES = 8 * 2**20
 
 
 def append_line(path: Path, line: str, most_bytes: int = MOST_BYTES) -> None:
-    """Add a line; when the log would grow beyond `most_bytes`, its older half goes, and its first line says so.
+    """Appends a line; a log that would grow beyond `most_bytes` loses its older half, and its first line says so.
 
     Raises SaveError when it cannot be written.
     """
@@ -20,7 +20,7 @@ def append_line(path: Path, line: str, most_bytes: int = MOST_BYTES) -> None:
 
 
 def _drop_older_half(path: Path, most_bytes: int) -> None:
-    """In place: a supervisor of this node may have the file open, and goes on at its end."""
+    """Rewrites the file in place: a supervisor of this node may have it open, and goes on at its end."""
     note = f"[earlier lines were dropped: this log keeps {most_bytes / 2**20:.3g} MiB]\n".encode()
     with path.open("rb+") as log:
         size = log.seek(0, 2)

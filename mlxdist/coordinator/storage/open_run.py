@@ -1,4 +1,4 @@
-"""Opening the run folder: refuse one that is taken, keep a second coordinator out, clear what a crash left aside."""
+"""The opening of a run folder: a taken one is refused, a second coordinator kept out, half-written files removed."""
 
 import errno
 import fcntl
@@ -16,10 +16,10 @@ from mlxdist.protocol.errors import UserError
 
 @contextmanager
 def open_run(path: Path, *, resume: bool, base_model: str, method: str, created_at: datetime) -> Iterator[RunFolder]:
-    """Make the run folder, or open the one to be resumed, and hold it until the block ends; writes `manifest.json`.
+    """Makes the run folder, or opens the one to be resumed, and locks it until the block ends; writes `manifest.json`.
 
-    A folder whose run never finished a step is used again without asking: nothing in it can be lost. The hold is the
-    system's, so it ends with the process however that dies.
+    A folder whose run never finished a step is used again without asking: nothing in it can be lost. The lock is the
+    system's, so it ends with the process, also after a crash.
 
     Raises:
         UserError: the folder holds a run already, is not a run's, holds none to resume, or is in use.
@@ -55,7 +55,7 @@ def open_run(path: Path, *, resume: bool, base_model: str, method: str, created_
 
 
 def read_manifest(run: RunFolder) -> dict[str, object] | None:
-    """The run's manifest, or None where there is none of ours."""
+    """Returns the run's manifest, or None for a folder that is not a run of mlxdist."""
     try:
         manifest = json.loads(run.manifest.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -80,7 +80,7 @@ def _refuse_occupied(run: RunFolder, *, ours: bool) -> None:
 
 
 def _has_trained(metrics: Path) -> bool:
-    """Whether the event file tells of at least one finished step."""
+    """Returns true where the event file tells of at least one finished step."""
     try:
         with metrics.open(encoding="utf-8", errors="replace") as lines:
             return any('"event": "train"' in line for line in lines)
@@ -89,7 +89,7 @@ def _has_trained(metrics: Path) -> bool:
 
 
 def _clear(run: RunFolder, resume: bool) -> None:
-    """Remove half-written files and half-removed folders; a fresh start also removes a stillborn run's events."""
+    """Removes half-written files and half-removed folders; a fresh start also the events of a run without a step."""
     for folder in (run.path, run.state, run.checkpoints):
         for leftover in folder.glob(".*.aside"):
             if leftover.is_dir() and not leftover.is_symlink():
@@ -100,7 +100,7 @@ def _clear(run: RunFolder, resume: bool) -> None:
         run.metrics_jsonl.unlink(missing_ok=True)
         run.metrics_json.unlink(missing_ok=True)
     elif run.metrics_jsonl.exists():
-        with run.metrics_jsonl.open("rb+") as events:  # end a line that a crash tore, so that the next stands alone
+        with run.metrics_jsonl.open("rb+") as events:  # end a line that a crash tore, so that the next one is whole
             if events.seek(0, os.SEEK_END):
                 events.seek(-1, os.SEEK_END)
                 if events.read(1) != b"\n":
@@ -109,7 +109,7 @@ def _clear(run: RunFolder, resume: bool) -> None:
 
 @contextmanager
 def _held(run: RunFolder) -> Iterator[None]:
-    """Keep the folder for this process by a lock on `state/lock`, which holds our process id."""
+    """Keeps the folder for this process by a lock on `state/lock`, which holds our process id."""
     with saving(run.path):
         lock = os.open(run.state / "lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:

@@ -1,11 +1,11 @@
-"""The run folder: where everything is, and the one way in which a file of it is written.
+"""The run folder: its files, and the one way in which they are written.
 
     adapters.safetensors, adapter_config.json   the final adapter
     manifest.json  config.json  metrics.jsonl  metrics.json
     checkpoints/   state/   logs/
 
-Every write goes aside, is flushed to the disk, and takes the place of the old file by a rename: whoever reads, or
-comes back after a crash, finds the old file or the new one and never a half.
+Every write goes aside, is flushed to the disk, and takes the place of the old file by a rename: a reader, or
+a run that comes back after a crash, finds the old file or the new one and never a half.
 """
 
 import errno
@@ -37,12 +37,12 @@ class RunFolder:
 
     @property
     def adapter_config(self) -> Path:
-        """What mlx-lm needs to know to load the tensors."""
+        """The settings that mlx-lm needs to load the tensors."""
         return self.path / "adapter_config.json"
 
     @property
     def manifest(self) -> Path:
-        """What was trained, how, and when it began."""
+        """The base model, the method, and the time of the start."""
         return self.path / "manifest.json"
 
     @property
@@ -52,7 +52,7 @@ class RunFolder:
 
     @property
     def state(self) -> Path:
-        """The folder of what resuming needs."""
+        """The folder of the files that --resume needs."""
         return self.path / "state"
 
     @property
@@ -77,7 +77,7 @@ class RunFolder:
 
 
 def write_aside(path: Path, write: Callable[[BinaryIO], None]) -> None:
-    """Replace `path` by what `write` puts into the stream it is given: aside, fsync, rename, fsync of the folder.
+    """Replaces `path` by the bytes that `write` puts into its stream: aside, fsync, rename, fsync of the folder.
 
     Raises:
         SaveError: the disk is full, the folder is read-only, …; the old file, if there was one, is untouched.
@@ -99,18 +99,18 @@ def write_aside(path: Path, write: Callable[[BinaryIO], None]) -> None:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Replace `path` by `value` as indented JSON; NaN and infinities become null, since JSON has none."""
+    """Replaces `path` by `value` as indented JSON; NaN and infinities become null, since JSON has none."""
     text = json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     write_bytes(path, text.encode())
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Replace `path` by `data`. Raises SaveError, as `write_aside`."""
+    """Replaces `path` by `data`. Raises SaveError, as `write_aside`."""
     write_aside(path, lambda stream: _put(stream, data))
 
 
 def append(path: Path, data: bytes) -> None:
-    """Add `data` to the end of `path`, whole or not at all. Raises SaveError, with the file as it was."""
+    """Appends `data` to the end of `path`, whole or not at all. Raises SaveError, with the file as it was."""
     with saving(path), path.open("ab", buffering=0) as stream:
         size = stream.seek(0, os.SEEK_END)
         rest = memoryview(data)
@@ -123,13 +123,13 @@ def append(path: Path, data: bytes) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Flush what was appended to a file, if there is one, to the disk. Raises SaveError."""
+    """Flushes a file, if there is one, to the disk. Raises SaveError."""
     with saving(path), suppress(FileNotFoundError), path.open("rb") as stream:
         os.fsync(stream.fileno())
 
 
 def finite(value: object) -> object:
-    """`value` with every NaN and infinity replaced by None, in lists and mappings too."""
+    """Returns `value` with every NaN and infinity replaced by None, in lists and mappings too."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -140,7 +140,7 @@ def finite(value: object) -> object:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush a folder's own entries, so that a rename in it outlives a power cut."""
+    """Flushes a folder's own entries, so that a rename in it survives a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -150,7 +150,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def saving(path: Path) -> Iterator[None]:
-    """Turn the system's errors on `path` into a SaveError that says what is kept and what to do."""
+    """Turns the system's errors on `path` into a SaveError that says what is kept and what to do."""
     try:
         yield
     except OSError as error:
@@ -158,7 +158,7 @@ def saving(path: Path) -> Iterator[None]:
         if error.errno in _FULL:
             cause, cure = "the disk is full", "free some space"
         elif error.errno in _FORBIDDEN:
-            cause, cure = "this user may not write there", "mend the permissions or name another `output`"
+            cause, cure = "this user may not write there", "fix the permissions or name another `output`"
         else:
             cause, cure = error.strerror or str(error), "check the disk"
         remedy = cure[0].upper() + cure[1:] + ", then go on with --resume."

@@ -1,1 +1,1 @@
-"""What the loop calls: the optimizer, the schedule, the state and how it is saved, resumed and validated."""
+"""The parts of the loop, and the ways into and out of it: start, step, evaluation, save, resume."""

@@ -1,4 +1,4 @@
-"""The adapter's values at the coordinator: the first draw, and a start from an earlier adapter."""
+"""The first values of the adapter: random ones, or those of an earlier adapter."""
 
 import math
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from mlxdist.protocol.vectors import Vector
 
 
 def draw(manifest: Manifest, seed: int) -> Vector:
-    """A fresh adapter: A from uniform(-1/sqrt(in), 1/sqrt(in)), B zero, so that it changes nothing yet.
+    """Returns a new adapter: A from uniform(-1/sqrt(in), 1/sqrt(in)), B zero, so that it changes nothing yet.
 
     `seed` gives one key per A tensor, split over the sorted names: the values do not depend on the manifest's order.
     """
@@ -32,7 +32,7 @@ def draw(manifest: Manifest, seed: int) -> Vector:
 
 
 def start_from(folder: Path, manifest: Manifest) -> Vector:
-    """The vector of a saved adapter. Raises ConfigError when it has other tensors than this run trains."""
+    """Returns the vector of a saved adapter. Raises ConfigError when it has other tensors than this run trains."""
     tensors, _ = load_adapter(folder)
     theirs = manifests.make({name: tuple(tensor.shape) for name, tensor in tensors.items()})
     if theirs != manifest:
@@ -42,5 +42,5 @@ def start_from(folder: Path, manifest: Manifest) -> Vector:
 
 
 def tensors_of(manifest: Manifest, adapter: Vector) -> Mapping[str, Vector]:
-    """The adapter's tensors by name, as they are saved."""
+    """Returns the tensors of an adapter by name, as they are saved."""
     return manifests.split(manifest, adapter)

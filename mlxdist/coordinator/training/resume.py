@@ -1,4 +1,4 @@
-"""Whether a run may go on under what it is resumed with: what differs from before, and what that means."""
+"""The check of a resumed run: what differs from before, and whether the run may go on with it."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -23,14 +23,14 @@ FREE_OF_TRAIN = (
 
 @dataclass(frozen=True)
 class Earlier:
-    """What an earlier life of the run has saved: its last state, and what that belongs to."""
+    """The result of the run's earlier sessions: the last saved state, and what it belongs to."""
 
     state: State
     about: Mapping[str, Any]
 
 
-def earlier_life(folder: RunFolder) -> Earlier | None:
-    """The last state that was saved; None where a life ended before it saved one, and the run begins anew.
+def earlier_sessions(folder: RunFolder) -> Earlier | None:
+    """Returns the last saved state; None where nothing was saved yet, and the run starts at its first step.
 
     Raises UserError for a state that cannot be read, and for a finished run without one.
     """
@@ -40,64 +40,64 @@ def earlier_life(folder: RunFolder) -> Earlier | None:
 
 
 def resume_notes(folder: RunFolder, config: RunConfig, data_digest: str) -> list[str]:
-    """What differs from the configuration in `config.json`, as sentences for the person.
+    """Returns the differences from the configuration in `config.json`, as sentences for the person.
 
     Raises UserError when a difference changes the meaning of a step, naming every such key with both values, or when
-    the rows are others.
+    the training rows differ.
     """
     try:
         before: dict[str, Any] = json.loads(folder.config.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(f"{folder.config} cannot be read ({error}); it belongs to what --resume needs.") from None
+        raise UserError(f"{folder.config} cannot be read ({error}), and --resume needs it. Restore the file.") from None
     changed = list(differences(before, as_json(config)))
     meaning = [f"{key} was {old}, is {new}" for key, old, new in changed if not is_free(key)]
     if before.get("data_digest", data_digest) != data_digest:
-        meaning.append("the training rows, or how they are tokenised, are not the same")
+        meaning.append("the training rows, or how they are tokenized, are not the same")
     if meaning:
         raise UserError(
             f"{folder.path} cannot be resumed under settings that change what a step means: {'; '.join(meaning)}. "
-            "Give back the old values, or start a new run from its adapter with lora.init_adapter."
+            "Restore the old values, or start a new run from its adapter with lora.init_adapter."
         )
     return [f"resumed with another setting: {key} was {old}, is {new}" for key, old, new in changed if key != "output"]
 
 
-def same_bits_as(earlier: Earlier, folder: RunFolder, numerics_id: str) -> None:
-    """Raise UserError where equal settings would give other bits than the run had so far."""
+def check_same_bits(earlier: Earlier, folder: RunFolder, numerics_id: str) -> None:
+    """Raises UserError where equal settings would give other bits than the run had so far."""
     if (theirs := earlier.about["numerics_id"]) != numerics_id:
         raise UserError(
             f"{folder.path} was trained under other rules, which give other bits (numerics_id {theirs[:12]}, now "
-            f"{numerics_id[:12]}): resume it with the version of mlxdist that began it and the configuration in its "
+            f"{numerics_id[:12]}): resume it with the version of mlxdist that started it and the configuration in its "
             f"{folder.config.name}, or start a new run from its adapter with lora.init_adapter."
         )
 
 
 def continued(earlier: Earlier, folder: RunFolder, identity: Mapping[str, str], fresh: References) -> State:
-    """The state to go on from. `fresh`: the tables for the rows that there are now, nothing known.
+    """Returns the state to go on from. `fresh`: the tables for the rows that there are now, nothing known.
 
-    Raises UserError where the base model, the adapter's tensors, or the number of training rows are others.
+    Raises UserError where the base model, the adapter's tensors, or the number of training rows differ.
     """
     for key, what in (("model_hash", "base model's files"), ("manifest", "adapter's tensors")):
         if earlier.about[key] != identity[key]:
             raise UserError(
-                f"{folder.path} cannot be resumed: its {what} were others (hash {earlier.about[key][:12]}, now "
-                f"{identity[key][:12]}). Give back the model that it was begun with, or start a new run."
+                f"{folder.path} cannot be resumed: its {what} have changed (hash {earlier.about[key][:12]}, now "
+                f"{identity[key][:12]}). Restore the model that it was started with, or start a new run."
             )
     state = earlier.state
     if state.references.train.shape != fresh.train.shape:
-        raise UserError(f"{folder.path} was trained on other data: resume it with the same rows")
-    if other_validation(earlier, identity):  # what is known of the old rows says nothing of the new ones
+        raise UserError(f"{folder.path} was trained on other data: resume it with the same rows.")
+    if validation_changed(earlier, identity):  # what is known of the old rows says nothing of the new ones
         known = replace(state.references, valid=unknown(0, *fresh.valid.shape).valid)
         return replace(state, references=known, best=Best(), eval_rows=0)
     return state
 
 
-def other_validation(earlier: Earlier, identity: Mapping[str, str]) -> bool:
-    """Whether the validation rows are others than before."""
+def validation_changed(earlier: Earlier, identity: Mapping[str, str]) -> bool:
+    """Returns true when the validation rows differ from those before."""
     return bool(earlier.about["valid_digest"] != identity["valid_digest"])
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Dotted keys of `now` whose values in `before` are others, with both as JSON."""
+    """Yields the dotted keys of `now` whose values differ from those in `before`, with both values as JSON."""
     old = dict(flat(before))
     for key, value in flat(json.loads(json.dumps(now))):
         if key in old and old[key] != value:
@@ -105,6 +105,6 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[t
 
 
 def is_free(key: str) -> bool:
-    """Whether the key may be another one after a resume."""
+    """Returns true for a key that may change when a run is resumed."""
     table, _, name = key.rpartition(".")
     return key.startswith(FREE) or (table == "train" and name in FREE_OF_TRAIN)

@@ -1,13 +1,15 @@
-"""When and what a run saves: the state for --resume, checkpoints, and the final adapter. Only rank 0 does."""
+"""The saves of a run: the state for --resume, checkpoints, and the final adapter. Only the coordinator saves."""
 
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlxdist.coordinator.config.schema import RunConfig
+from mlxdist.coordinator.config.schema import RunConfig, as_json
+from mlxdist.coordinator.export import export_adapter
 from mlxdist.coordinator.report.reporter import Reporter
-from mlxdist.coordinator.storage.adapter_files import export_adapter
+from mlxdist.coordinator.report.summary import Results
+from mlxdist.coordinator.storage.adapter_files import applied_ranks
 from mlxdist.coordinator.storage.checkpoints import link_best, list_checkpoints, prune_checkpoints, save_checkpoint
 from mlxdist.coordinator.storage.run_folder import RunFolder
 from mlxdist.coordinator.training.initial_adapter import tensors_of
@@ -18,12 +20,12 @@ from mlxdist.protocol.manifest import Manifest
 
 SHARE_OF_TIME = 0.01  # what save_every = "auto" may cost
 RETRY_SECONDS = 10.0  # between tries to save a run that has taken all its steps …
-PATIENCE_SECONDS = 12 * 3600.0  # … for so long: whoever went to bed can still free some space
+PATIENCE_SECONDS = 12 * 3600.0  # … for so long: a person who sleeps can still free some space in the morning
 
 
 @dataclass
 class Saver:
-    """Writes into one run folder. What cannot be written does not stop the training: it is tried again.
+    """Writes into one run folder. A failed write does not stop the training: it is tried again.
 
     `identity`: what the state belongs to, and is compared with when the run is resumed. The last try's cost decides
     when "auto" saves again.
@@ -43,7 +45,7 @@ class Saver:
     _best_unsaved: tuple[State, Evaluation] | None = None
 
     def save_if_due(self, state: State, last: bool) -> None:
-        """Save the state every `save_every` steps; "auto": whenever that takes under 1 % of the time since the last.
+        """Saves the state every `save_every` steps; "auto": whenever that takes under 1 % of the time since the last.
 
         After a failure it is due as with "auto".
         """
@@ -60,7 +62,7 @@ class Saver:
             self.report.could_not_save("state", error)
 
     def save(self, state: State) -> None:
-        """Save the state of the last whole step, once, and a best checkpoint that could not be written before.
+        """Saves the state of the last whole step, once, and a best checkpoint that could not be written before.
 
         Raises SaveError; the state saved before is kept then.
         """
@@ -79,9 +81,9 @@ class Saver:
             self._checkpoint(*self._best_unsaved)
 
     def checkpoint(self, state: State, evaluation: Evaluation | None) -> None:
-        """Save a loadable adapter folder for an evaluated (or just reached) step, link the best, drop old ones.
+        """Saves a loadable adapter folder for an evaluated (or just reached) step, links the best, drops old ones.
 
-        One that cannot be written is left out; the best is kept in memory until it can.
+        A checkpoint that cannot be written is left out; the best one is kept in memory until it can.
         """
         try:
             self._checkpoint(state, evaluation)
@@ -101,17 +103,17 @@ class Saver:
         self.report.saved("checkpoint")
         self.report.checkpoint(state.step, path, best=is_best)
 
-    def final(self, state: State, summary: Callable[[], None]) -> None:
-        """Write the last state and the run's adapter, loadable by mlx_lm.load(adapter_path=...), and a `summary`.
+    def final(self, state: State) -> None:
+        """Writes the last state, the run's adapter (loadable by mlx_lm.load(adapter_path=...)) and its summary.
 
-        Tries for `PATIENCE_SECONDS`, as nothing else holds what was trained; then raises SaveError.
+        Tries for `PATIENCE_SECONDS`, as only this process holds the trained adapter; then raises SaveError.
         """
         give_up, waited = self.clock() + PATIENCE_SECONDS, False
         while True:
             try:
                 self.save(state)
                 self._export(self.folder.path, state)
-                summary()
+                self.report.write_summary("done", self.results())
             except SaveError as error:
                 if self.clock() >= give_up:
                     raise
@@ -126,17 +128,11 @@ class Saver:
             else:
                 return
 
-    def applied_ranks(self) -> dict[str, int]:
-        """The LoRA rank of every module."""
-        return {
-            tensor.name.removesuffix(".lora_a"): tensor.shape[-1] if len(tensor.shape) == 2 else tensor.shape[-2]
-            for tensor in sorted(self.manifest, key=lambda tensor: tensor.name)
-            if tensor.name.endswith(".lora_a")
-        }
-
-    def checkpoints(self) -> list[Path]:
-        """The checkpoint folders there are, oldest first."""
-        return [checkpoint.path for checkpoint in list_checkpoints(self.folder)]
+    def results(self) -> Results:
+        """Returns the part of the summary that stands in the folder: settings, LoRA ranks, checkpoints."""
+        ranks = applied_ranks({tensor.name: tensor.shape for tensor in self.manifest})
+        checkpoints = [checkpoint.path for checkpoint in list_checkpoints(self.folder)]
+        return Results(as_json(self.config), ranks, checkpoints)
 
     def _export(self, folder: Path, state: State) -> None:
         export_adapter(

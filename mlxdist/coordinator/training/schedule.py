@@ -1,6 +1,6 @@
 """The learning rate of a step: a pure function, so that a resumed run and a test need no state.
 
-With min_lr_ratio = 0 the shapes are Hugging Face's, but for the warm-up: its first step has lr / warmup_steps, never 0.
+With min_lr_ratio = 0 the shapes are those of Hugging Face, except that the warmup starts at lr / warmup_steps, not at 0.
 """
 
 import math
@@ -11,10 +11,10 @@ SCHEDULES = ("constant", "linear", "cosine")
 def learning_rate(
     step: int, *, base: float, schedule: str, warmup_steps: int, total_steps: int, min_lr_ratio: float
 ) -> float:
-    """The learning rate of `step` (1-based) of a run of `total_steps`.
+    """Returns the learning rate of `step` (from 1) in a run of `total_steps`.
 
-    Rises in `warmup_steps` equal parts to `base`; then stays ("constant"), or falls over what is left of the run to
-    `min_lr_ratio * base` in a line ("linear") or half a cosine ("cosine"). A step past the end has the last value.
+    It rises to `base` in `warmup_steps` equal parts. Then it stays ("constant"), or falls to `min_lr_ratio * base` over
+    the rest of the run, in a line ("linear") or half a cosine ("cosine"). A step past the end has the last value.
     Raises ValueError for a step below 1 or an unknown schedule.
     """
     if step < 1:

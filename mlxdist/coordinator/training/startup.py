@@ -1,54 +1,112 @@
-"""Where a run begins: its method, its first state, its reference, and what is said before the first step."""
+"""The start of a run on its nodes: its method, its first or continued state, and what is said before the first step."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 from safetensors.numpy import load_file, save
 
-from mlxdist.coordinator.batch.row_store import PairedRows, Rows
+from mlxdist.coordinator.batch.row_store import Rows
 from mlxdist.coordinator.config.advice import learning_rate_advice
-from mlxdist.coordinator.config.schema import RunConfig
-from mlxdist.coordinator.methods.preference import Dpo, Kto
-from mlxdist.coordinator.methods.reference_logps import unknown
-from mlxdist.coordinator.methods.sft import Method, Sft
+from mlxdist.coordinator.config.hosts import Hosts
+from mlxdist.coordinator.config.schema import RunConfig, as_json
+from mlxdist.coordinator.fleet.fleet import Fleet
+from mlxdist.coordinator.methods.kinds import KINDS
+from mlxdist.coordinator.methods.method import Method
 from mlxdist.coordinator.plan.estimates import busy_nodes, size_for_all
 from mlxdist.coordinator.report.format import count
-from mlxdist.coordinator.storage.run_folder import RunFolder, write_bytes
+from mlxdist.coordinator.report.reporter import Reporter
+from mlxdist.coordinator.storage.run_folder import RunFolder, write_bytes, write_json
 from mlxdist.coordinator.training import initial_adapter as adapters
-from mlxdist.coordinator.training.optimizer import no_moments
-from mlxdist.coordinator.training.state import State
+from mlxdist.coordinator.training.optimizer import optimizer_of
+from mlxdist.coordinator.training.prepare import Prepared
+from mlxdist.coordinator.training.resume import continued, validation_changed
+from mlxdist.coordinator.training.state import State, identity_of
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol.errors import UserError
 from mlxdist.protocol.manifest import Manifest
+from mlxdist.protocol.methods import METHODS
+from mlxdist.protocol.numerics import Promise
 from mlxdist.protocol.vectors import Vector
 
 REFERENCE_FILE = "reference.safetensors"
 
 
+@dataclass(frozen=True)
+class Start:
+    """A run before its next step, on nodes that are ready."""
+
+    method: Method
+    state: State
+    manifest: Manifest
+    identity: dict[str, str]  # what the state belongs to, see `identity_of`
+    ready: int  # nodes
+    promise: Promise
+
+
+def start(prepared: Prepared, hosts: Hosts, folder: RunFolder, fleet: Fleet, report: Reporter) -> Start:
+    """Waits for the model, sends the nodes the adapter of the first or continued state, and waits until they are ready.
+
+    Raises UserError where the saved state does not belong to this model, and NodeError where too few nodes get ready.
+    """
+    config, dataset, earlier = prepared.config, prepared.dataset, prepared.earlier
+    introduction = fleet.wait_for_model()
+    manifest = introduction.manifest
+    method = method_of(config, dataset.train, dataset.valid)
+    identity = identity_of(prepared.spec.numerics_id, manifest, introduction.model_hash, dataset.valid_digest)
+    if earlier is None:
+        state = first_state(config, manifest, method)
+    else:
+        state = continued(earlier, folder, identity, method.unknown_references())
+        if dataset.valid is not None and validation_changed(earlier, identity):
+            report.note("the validation rows have changed: the search for the best evaluation starts again")
+    if (vector := reference(config, folder, state)) is not None:
+        fleet.send_reference(vector)
+    fleet.send_adapter(state.step, state.adapter)
+    needed = hosts.coordinator.min_nodes
+    ready = fleet.wait_for_nodes(max(len(hosts.nodes), needed), needed, config.timing.start_timeout)
+    return Start(method, state, manifest, identity, ready, fleet.promise())
+
+
+def announce(prepared: Prepared, start: Start, folder: RunFolder, report: Reporter) -> None:
+    """Writes config.json, and tells the person what the run will do."""
+    config, rows, promise = prepared.config, len(prepared.dataset.train), start.promise
+    write_json(
+        folder.config,
+        {
+            **as_json(config),
+            "data_digest": prepared.dataset.digest,
+            "numerics_id": prepared.spec.numerics_id,
+            "promise": promise.kind,
+            "promise_reason": promise.reason,
+        },
+    )
+    plan = plan_sentences(config, start.manifest, rows, prepared.total_steps, start.ready)
+    for sentence in (*prepared.data_notes, *plan, *prepared.memory_notes, f"{promise.kind}: {promise.reason}"):
+        report.note(sentence)
+    report.stage("training")
+
+
 def method_of(config: RunConfig, rows: Rows, valid: Rows | None) -> Method:
-    """The method of a run, knowing no reference log-prob yet."""
-    counts = (len(rows), len(valid) if valid is not None else 0)
-    if config.method == "sft":
-        return Sft(config, rows, valid)
-    if config.method == "dpo":
-        return Dpo(config, rows, valid, unknown(*counts, branches=2))
-    pairs, valid_pairs = cast(PairedRows, rows), cast("PairedRows | None", valid)
-    return Kto(config, pairs, valid_pairs, unknown(*counts, branches=1))
+    """Returns the method of a run."""
+    return KINDS[config.method](config, rows, valid)
 
 
 def first_state(config: RunConfig, manifest: Manifest, method: Method) -> State:
-    """Before the first step: with the adapter that the run was given, or a fresh one."""
+    """Returns the state before the first step: with the adapter that the run was given, or a fresh one."""
     if config.lora.init_adapter:
         vector = adapters.start_from(Path(config.lora.init_adapter), manifest)
     else:
         vector = adapters.draw(manifest, config.batch.seed)
-    return State(vector, no_moments(len(vector)), method.references)
+    return State(vector, optimizer_of(config.train).init(len(vector)), method.unknown_references())
 
 
 def reference(config: RunConfig, folder: RunFolder, state: State) -> Vector | None:
-    """The reference's adapter for `reference = "initial"`: that of step 0, kept beside the state. None: the base."""
-    if config.method == "sft" or config.preference.reference == "base":
+    """Returns the reference's adapter: None for the base model, else that of step 0, kept beside the state.
+
+    Raises UserError where a resumed run lacks that file.
+    """
+    if not METHODS[config.method].reference or config.preference.reference == "base":
         return None
     path = folder.state / REFERENCE_FILE
     if state.step == 0:
@@ -58,21 +116,24 @@ def reference(config: RunConfig, folder: RunFolder, state: State) -> Vector | No
     try:
         vector: Vector = load_file(path)["reference"]
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error}), and the run cannot go on without its reference.") from None
+        raise UserError(
+            f"{path} cannot be read ({error}), and the run cannot go on without its reference. Restore the file, or "
+            "start a new run."
+        ) from None
     return vector
 
 
 def plan_sentences(config: RunConfig, manifest: Manifest, rows: int, steps: int | None, ready: int) -> Iterator[str]:
-    """The arithmetic of the run, and advice, said before the first step."""
+    """Yields the arithmetic of the run, and advice, for the person to read before the first step."""
     batch = config.batch
-    unit = "pair" if config.method == "dpo" else "row"
+    unit = METHODS[config.method].item
     leaves = -(-batch.size // batch.micro_size) * batch.grad_accum_steps
     elements = manifests.size(manifest)
     length = count(steps, "step") if steps is not None else f"{config.train.max_hours:g} hours"
     yield (
         f"{length} of {count(batch.size * batch.grad_accum_steps, unit)} in {count(leaves, 'leaf', 'leaves')}, on "
         f"{count(ready, 'node')}; {count(rows, unit)} of data; {elements:,} trainable parameters, "
-        f"{4 * elements / 1e6:.2g} MB a partial"
+        f"a gradient of {4 * elements / 1e6:.2g} MB"
     )
     used = busy_nodes(leaves, ready)
     if used < ready:
@@ -86,14 +147,10 @@ def plan_sentences(config: RunConfig, manifest: Manifest, rows: int, steps: int 
         yield advice
 
 
-def saved_sentences(state: State) -> Iterator[str]:
-    """What keeping the reference log-probs has saved, said at the end."""
+def closing_sentences(config: RunConfig, state: State, audited: int) -> Iterator[str]:
+    """Yields what the reference log-probs have saved and what was audited, for the person to read at the end."""
     if state.references.saved_forwards:
         saved = count(state.references.saved_forwards, "reference forward")
         yield f"{saved} saved by keeping the log-probs of rows seen before"
-
-
-def audit_sentences(config: RunConfig, audited: int) -> Iterator[str]:
-    """How many leaves were audited, said at the end."""
     if config.train.audit:
         yield f"{count(audited, 'leaf', 'leaves')} audited: computed on a second node too, and compared"

@@ -1,4 +1,4 @@
-"""What --resume needs, in one file, whole or not there: the adapter, AdamW's moments, the cursor, the best."""
+"""The state that --resume needs, in one file, whole or not there: adapter, moments, cursor, references, best."""
 
 import json
 from collections.abc import Mapping
@@ -11,19 +11,19 @@ from safetensors.numpy import save
 
 from mlxdist.coordinator.methods.reference_logps import References, unknown
 from mlxdist.coordinator.storage.run_folder import RunFolder, write_bytes
-from mlxdist.coordinator.training.optimizer import Moments
+from mlxdist.coordinator.training.moments import Moments
 from mlxdist.protocol.errors import UserError
 from mlxdist.protocol.manifest import Manifest, identity
 from mlxdist.protocol.vectors import Vector
 
 FILE = "resume.safetensors"
 VERSION = 2
-TENSORS = ("adapter", "first_moment", "second_moment", "references", "valid_references")
+ADAPTER, REFERENCES, VALID_REFERENCES = "adapter", "references", "valid_references"  # the rest are moments
 
 
 @dataclass(frozen=True)
 class Best:
-    """The best evaluation so far, and how many have come since."""
+    """The best evaluation so far, and the number of evaluations since."""
 
     step: int = 0
     value: float | None = None
@@ -36,29 +36,29 @@ class State:
 
     adapter: Vector
     moments: Moments
-    references: References = field(default_factory=lambda: unknown(0, 0, 0))  # filled in place as rows are visited
+    references: References = field(default_factory=lambda: unknown(0, 0, 0))
     best: Best = field(default_factory=Best)
-    eval_rows: int = 0  # what "auto" came to; 0 while unknown
+    eval_rows: int = 0  # the number that "auto" stands for; 0 while unknown
 
     @property
     def step(self) -> int:
-        """Steps done."""
+        """The number of steps done."""
         return self.moments.step
 
 
 def save_state(run: RunFolder, state: State, identity: Mapping[str, str]) -> None:
-    """Write the state, with `identity`: see `identity_of`. Raises SaveError; the old one is kept then."""
+    """Writes the state, with the `identity` of `identity_of`. Raises SaveError, and then keeps the old one."""
     about = {"version": VERSION, "step": state.step, "best": asdict(state.best), "eval_rows": state.eval_rows}
     about |= {"saved_forwards": state.references.saved_forwards, **identity}
-    moments, references = state.moments, state.references
-    values = (state.adapter, moments.first, moments.second, references.train, references.valid)
-    tensors = dict(zip(TENSORS, values, strict=True))
+    references = state.references
+    tensors = {ADAPTER: state.adapter, **state.moments.vectors}
+    tensors |= {REFERENCES: references.train, VALID_REFERENCES: references.valid}
     metadata = {"mlxdist": json.dumps(about, sort_keys=True)}
     write_bytes(run.state / FILE, save(tensors, metadata))
 
 
 def identity_of(numerics_id: str, manifest: Manifest, model_hash: str, valid_digest: str) -> dict[str, str]:
-    """What a state belongs to: the rules that fix the bits, the adapter's tensors, the base model, validation rows."""
+    """The things that a state belongs to: rules that fix the bits, adapter tensors, base model, validation rows."""
     return {
         "numerics_id": numerics_id,
         "manifest": identity(manifest),
@@ -68,19 +68,20 @@ def identity_of(numerics_id: str, manifest: Manifest, model_hash: str, valid_dig
 
 
 def load_state(run: RunFolder) -> tuple[State, dict[str, Any]]:
-    """The saved state and what was written beside it. Raises UserError when there is none that can be read."""
+    """Returns the saved state and the values written beside it. Raises UserError for a missing or unreadable file."""
     path = run.state / FILE
     try:
         with safe_open(path, framework="numpy") as file:
             about = json.loads(file.metadata()["mlxdist"])
-            adapter, first, second, known, known_valid = (file.get_tensor(name) for name in TENSORS)
+            vectors = {name: file.get_tensor(name) for name in list(file.keys())}
+            adapter, train, valid = (vectors.pop(name) for name in (ADAPTER, REFERENCES, VALID_REFERENCES))
     except FileNotFoundError:
         raise UserError(f"There is nothing to resume in {run.path}: it has no {Path('state') / FILE}.") from None
     except Exception as error:
-        cure = "start the run anew, or from a checkpoint by lora.init_adapter"
+        cure = "start the run again, or start from a checkpoint with lora.init_adapter"
         raise UserError(f"{path} cannot be read ({error}); {cure}.") from error
     if about["version"] != VERSION:
         raise UserError(f"{path} was written by another version of mlxdist (state version {about['version']}).")
-    moments = Moments(about["step"], first, second)
-    references = References(known, known_valid, about["saved_forwards"])
+    moments = Moments(about["step"], vectors)
+    references = References(train, valid, about["saved_forwards"])
     return State(adapter, moments, references, Best(**about["best"]), about["eval_rows"]), about

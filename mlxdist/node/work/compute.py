@@ -16,16 +16,17 @@ from mlxdist.node.backward import backward
 from mlxdist.node.backward.backward import MicroBatch
 from mlxdist.node.backward.segments import OnBegin, OnFinal
 from mlxdist.node.work.model import LoadedModel
-from mlxdist.node.work.objective import Objective, micro_batches, objective, seen, target_counts
+from mlxdist.node.work.objective import Objective, micro_batches, seen, target_counts
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import numerics
 from mlxdist.protocol.errors import NonFiniteError
 from mlxdist.protocol.leaves import Leaf
 from mlxdist.protocol.messages import RunSpec
+from mlxdist.protocol.methods import LABELS, METHODS, SFT, MethodSpec
 from mlxdist.protocol.vectors import Vector
 
 RowOutputs = npt.NDArray[np.float32]  # [rows or pairs, columns]
-Inputs = Mapping[str, Sequence[float]]  # per-row inputs of the loss: "labels", "reference" and "reference_rejected"
+Inputs = Mapping[str, Sequence[float]]  # per-row inputs of the loss: LABELS and the columns of MethodSpec.reference
 
 UNKNOWN = math.nan  # a reference log-prob that the worker is to compute
 
@@ -47,30 +48,31 @@ class Computer:
     def score(self, leaf: Leaf, parameters: str = "current") -> RowOutputs:
         """The sums of the rows' log-probs over their targets, dropout off, float32 [rows or pairs, columns].
 
-        `parameters`: current, reference, or current+reference. One column each; for pairs two, chosen and rejected.
+        `parameters`: current, reference, or current+reference. The columns are those of `MethodSpec.scores`.
         """
         batches = micro_batches(leaf)
         columns: list[mx.array] = []
-        for kind in parameters.split("+"):
-            columns += self._score(batches) if kind == "current" else self._reference_score(batches)
+        for side in parameters.split("+"):
+            columns += self._score(batches) if side == "current" else self._reference_score(batches)
         return np.array(mx.stack(columns, axis=1), dtype=np.float32)
 
     def gradient(
-        self, leaf: Leaf, *, step: int, loss: str = "sft", scalars: Mapping[str, float] | None = None, inputs: Inputs
+        self, leaf: Leaf, *, step: int, loss: str = "", scalars: Mapping[str, float] | None = None, inputs: Inputs
     ) -> tuple[Vector, RowOutputs]:
-        """The leaf's grad_sum as one flat float32 vector in manifest order, and its row outputs (`Objective.columns`).
+        """The leaf's grad_sum as one flat float32 vector in manifest order, and its row outputs.
 
-        Raises NonFiniteError, naming the leaf and its rows, when either holds NaN or Inf.
+        The columns are those of `MethodSpec.row_outputs`. Raises NonFiniteError, naming the leaf and its rows, when
+        either holds NaN or Inf.
         """
         batches, asked = self._asked(leaf, loss, scalars or {}, inputs)
         sums, grads = self._backward(leaf, step, batches, asked)
         flat = mx.concatenate([_flat(grads[t.name]) for t in self.loaded.manifest])
-        columns = mx.stack(asked.columns(sums), axis=1)
-        finite = mx.all(mx.isfinite(flat)) & mx.all(mx.isfinite(columns))
-        mx.eval(flat, columns, finite)
+        row_outputs = asked.row_outputs(sums)
+        finite = mx.all(mx.isfinite(flat)) & mx.all(mx.isfinite(row_outputs))
+        mx.eval(flat, row_outputs, finite)
         if not finite.item():
             raise _not_finite(step, leaf)
-        return np.array(flat), np.array(columns, dtype=np.float32)
+        return np.array(flat), np.array(row_outputs, dtype=np.float32)
 
     def gradient_by_parts(
         self,
@@ -79,7 +81,7 @@ class Computer:
         on_final: Callable[[dict[str, Vector]], None],
         *,
         step: int,
-        loss: str = "sft",
+        loss: str = "",
         scalars: Mapping[str, float] | None = None,
         inputs: Inputs,
     ) -> RowOutputs:
@@ -90,11 +92,11 @@ class Computer:
         some of them were given.
         """
         batches, asked = self._asked(leaf, loss, scalars or {}, inputs)
-        numbers: list[RowOutputs] = []
+        row_outputs: list[RowOutputs] = []
 
         def begin(sums: list[mx.array]) -> None:
-            numbers.append(np.array(mx.stack(asked.columns(sums), axis=1), dtype=np.float32))
-            if not np.isfinite(numbers[0]).all():
+            row_outputs.append(np.array(asked.row_outputs(sums), dtype=np.float32))
+            if not np.isfinite(row_outputs[0]).all():
                 raise _not_finite(step, leaf)
             on_begin()
 
@@ -105,15 +107,20 @@ class Computer:
             on_final(parts)
 
         self._backward(leaf, step, batches, asked, begin, final)
-        return numbers[0]
+        return row_outputs[0]
 
     def _asked(
         self, leaf: Leaf, loss: str, scalars: Mapping[str, float], inputs: Inputs
     ) -> tuple[Sequence[MicroBatch], Objective]:
         batches = micro_batches(leaf)
-        labels, reference = inputs.get("labels", ()), self._references(leaf, batches, loss, inputs)
-        method = self.spec.method
-        return batches, objective(method, leaf, loss=loss, scalars=scalars, labels=labels, reference=reference)
+        constants = dict(zip(self._method.reference, self._references(leaf, batches, loss, inputs), strict=True))
+        if self._method.labels:
+            constants[LABELS] = mx.array(list(inputs[LABELS]))
+        return batches, Objective(self._method, loss, scalars, constants, target_counts(leaf))
+
+    @property
+    def _method(self) -> MethodSpec:
+        return METHODS[self.spec.method]
 
     def _backward(
         self,
@@ -140,7 +147,7 @@ class Computer:
         leaf = numerics.canary_leaf(self.loaded.vocab_size, self.spec.max_length)
         self.use(numerics.canary_adapter(self.loaded.manifest))
         batches = micro_batches(leaf)
-        plain = Objective(lambda sums: -sums[0], lambda sums: sums, [])
+        plain = Objective(SFT, "", {}, {}, [])
         for _ in range(numerics.CANARY_TIMES):
             sums, grads = backward.gradient(
                 self.loaded.model,
@@ -167,7 +174,7 @@ class Computer:
 
     def _references(self, leaf: Leaf, batches: Sequence[MicroBatch], loss: str, inputs: Inputs) -> list[mx.array]:
         """The reference log-probs as the loss sees them: those that came with the leaf, the unknown ones computed."""
-        names = [name for name in ("reference", "reference_rejected") if name in inputs]
+        names = self._method.reference
         known = [mx.array(list(inputs[name]), mx.float32) for name in names]
         if not any(math.isnan(value) for name in names for value in inputs[name]):
             return known

@@ -1,9 +1,9 @@
-"""What each method asks of a leaf: its micro-batches, the scalar sum of its losses, and the row outputs it sends back.
+"""The objective of a leaf: its micro-batches, the scalar sum of its losses, and the row outputs that it sends back.
 
-Shapes: B rows of a micro-batch; DPO has two of them, chosen and rejected, which are never padded together.
+Shapes: B rows or pairs of a leaf. Chosen and rejected rows are two micro-batches: they are never padded together.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -12,96 +12,64 @@ import numpy as np
 from mlxdist.node.backward.backward import MicroBatch
 from mlxdist.protocol.leaves import Leaf, Row
 from mlxdist.protocol.losses import PER_TOKEN_MEAN
-from mlxdist.protocol.objectives import dpo_losses, kto_losses, sft_losses
+from mlxdist.protocol.methods import LOSS, MethodSpec
+from mlxdist.protocol.objectives import row_losses
 
-RowSums = list[mx.array]  # of log-probs, [B] per micro-batch
+RowSums = list[mx.array]  # of log-probs, [B] for each micro-batch
 
 
 @dataclass(frozen=True)
 class Objective:
-    """A method's loss over one leaf. `losses` gives one loss per row or pair [B] from the row sums."""
+    """The loss of a method over one leaf, as a function of the row sums that the forward gives."""
 
-    losses: Callable[[RowSums], mx.array]
-    policy: Callable[[RowSums], RowSums]  # the log-probs as the loss sees them
-    reference: RowSums  # constants, [B] per micro-batch; empty without a reference
+    method: MethodSpec
+    loss: str  # of a preference method
+    scalars: Mapping[str, float]
+    constants: Mapping[str, mx.array]  # [B] each: labels, and reference log-probs as the loss sees them
+    counts: RowSums  # the targets of every row
+
+    def losses(self, sums: RowSums) -> mx.array:
+        """Returns the loss of each row or pair [B]."""
+        return row_losses(self.method.name, self.loss, self._columns(sums), self.scalars)
 
     def total(self, sums: RowSums) -> mx.array:
-        """The scalar sum of the losses, never a mean: the division is the coordinator's."""
+        """Returns the scalar sum of the losses, never a mean: the division is the coordinator's."""
         return self.losses(sums).sum()
 
-    def columns(self, sums: RowSums) -> list[mx.array]:
-        """The row outputs, each [B]: loss, then policy and reference log-probs of each micro-batch."""
-        return [self.losses(sums), *self.policy(sums), *self.reference]
+    def row_outputs(self, sums: RowSums) -> mx.array:
+        """Returns the row outputs [B, columns], in the order of `MethodSpec.row_outputs`."""
+        columns = {LOSS: self.losses(sums), **self._columns(sums)}
+        return mx.stack([columns[name] for name in self.method.row_outputs], axis=1)
 
-
-def objective(
-    method: str,
-    leaf: Leaf,
-    *,
-    loss: str,
-    scalars: Mapping[str, float],
-    labels: Sequence[float],
-    reference: RowSums,
-) -> Objective:
-    """The objective of a leaf. `reference` holds log-probs as the loss sees them, as `seen` makes them."""
-    if method == "sft":
-        return Objective(lambda sums: sft_losses(sums[0]), lambda sums: sums, [])
-    if method == "dpo":
-        counts = target_counts(leaf)
-
-        def pair_losses(sums: RowSums) -> mx.array:
-            chosen, rejected = seen(loss, sums, counts)
-            return dpo_losses(
-                chosen,
-                rejected,
-                *reference,
-                loss=loss,
-                beta=scalars["beta"],
-                label_smoothing=scalars["label_smoothing"],
-            )
-
-        return Objective(pair_losses, lambda sums: seen(loss, sums, counts), reference)
-
-    def row_losses(sums: RowSums) -> mx.array:
-        return kto_losses(
-            sums[0],
-            reference[0],
-            mx.array(list(labels)),
-            scalars["reference_point"],
-            loss=loss,
-            beta=scalars["beta"],
-            desirable_weight=scalars["desirable_weight"],
-            undesirable_weight=scalars["undesirable_weight"],
-        )
-
-    return Objective(row_losses, lambda sums: sums, reference)
+    def _columns(self, sums: RowSums) -> dict[str, mx.array]:
+        return {**dict(zip(self.method.policy, seen(self.loss, sums, self.counts), strict=True)), **self.constants}
 
 
 def seen(loss: str, sums: RowSums, counts: RowSums) -> RowSums:
-    """Row sums as the loss takes them: for `ipo` the means over a row's targets (`counts`, [B] per micro-batch)."""
+    """Returns row sums as the loss takes them: for `ipo` the means over the `counts` targets of a row."""
     if loss not in PER_TOKEN_MEAN:
         return sums
     return [total / count for total, count in zip(sums, counts, strict=True)]
 
 
 def target_counts(leaf: Leaf) -> RowSums:
-    """The targets of every row, float32 [B] per micro-batch."""
+    """Returns the targets of every row, float32 [B] for each micro-batch."""
     return [mx.array([float(row.targets.sum()) for row in rows]) for rows in branches(leaf)]
 
 
 def branches(leaf: Leaf) -> list[tuple[Row, ...]]:
-    """The rows of each micro-batch: all of them, or chosen and rejected, which alternate in a leaf."""
+    """Returns the rows of each micro-batch: all of them, or chosen and rejected, which alternate in a leaf."""
     width = len(leaf.widths)
     return [leaf.rows[branch::width] for branch in range(width)]
 
 
 def micro_batches(leaf: Leaf) -> list[MicroBatch]:
-    """Each branch right-padded to its own width: inputs, targets and target mask, each [B, width - 1]."""
+    """Returns each branch padded on the right to its own width: inputs, targets, target mask, [B, width - 1] each."""
     return [micro_batch(rows, width) for rows, width in zip(branches(leaf), leaf.widths, strict=True)]
 
 
 def micro_batch(rows: Sequence[Row], width: int) -> MicroBatch:
-    """Rows right-padded to `width` tokens."""
+    """Returns rows padded on the right to `width` tokens."""
     ids = np.zeros((len(rows), width), np.int32)
     mask = np.zeros((len(rows), width), np.float32)
     for i, row in enumerate(rows):

@@ -1,4 +1,4 @@
-"""Small run.toml files, and what is said about faulty ones."""
+"""Small run.toml files, and the messages about faulty ones."""
 
 import re
 import tomllib
@@ -13,7 +13,7 @@ MINIMAL = 'model = "org/tiny"\ndata = "rows"\n'
 
 
 def run_file(folder: Path, text: str) -> Path:
-    """A run.toml in `folder`, beside an empty data folder; the needed keys come first unless `text` has its own."""
+    """Writes a run.toml into `folder`, beside an empty data folder, with the required keys unless `text` has them."""
     (folder / "rows").mkdir(exist_ok=True)
     path = folder / "run.toml"
     path.write_text(text if "model" in text else MINIMAL + text)
@@ -21,14 +21,14 @@ def run_file(folder: Path, text: str) -> Path:
 
 
 def refusal(path: Path | None, *overrides: str) -> str:
-    """What a refused configuration is told, the folder cut off."""
+    """Returns the message of a refused configuration, without the folder."""
     with pytest.raises(ConfigError) as caught:
         load_config(path, overrides)
     return str(caught.value).replace(f"{path.parent}/" if path else "", "")
 
 
 def example_values(path: Path) -> dict[str, dict[str, object]]:
-    """Table -> key -> value of an example file, its commented keys taken as given."""
+    """Returns table -> key -> value of an example file, with its commented keys."""
     found: dict[str, dict[str, object]] = {"": {}}
     table = ""
     for line in path.read_text().split("\n"):

@@ -1,4 +1,4 @@
-"""Advice is one sentence with what to do, and silent for ordinary runs."""
+"""Advice is one sentence with what to do. Ordinary runs get none."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def test_an_unusual_learning_rate_gets_one_sentence_with_the_usual_ones(method: 
     assert advice.count(". ") == 0
 
 
-def test_a_win_by_making_both_answers_unlikely_is_said() -> None:
+def test_a_loss_that_falls_by_making_both_answers_unlikely_is_reported() -> None:
     advice = collapse_advice({"loss": 1e-4, "rewards/chosen": -12.0, "rewards/rejected": -40.0})
     assert advice is not None
     assert "rewards/chosen -12.0" in advice
@@ -46,7 +46,7 @@ def test_ordinary_steps_are_no_collapse(metrics: dict[str, float]) -> None:
 
 
 def test_classes_of_one_size_need_no_weights() -> None:
-    assert kto_weights_advice(rows(5, 5), 1.0, 7.0) is None  # TRL looks at no weights then, either
+    assert kto_weights_advice(rows(5, 5), 1.0, 7.0) is None  # TRL does not look at weights then either
 
 
 def test_trls_ranges_for_three_to_one() -> None:

@@ -47,7 +47,7 @@ def test_an_automatic_warmup_is_a_tenth_rounded_up_and_a_number_stays() -> None:
 
 
 @pytest.mark.parametrize("key", ["epochs", "max_hours"])
-def test_passes_or_hours_take_the_place_of_the_default_steps(tmp_path: Path, key: str) -> None:
+def test_epochs_or_hours_replace_the_default_steps(tmp_path: Path, key: str) -> None:
     config = load_config(run_file(tmp_path, f"[train]\n{key} = 2"))
     assert (config.train.steps, getattr(config.train, key)) == (None, 2.0)
 
@@ -129,12 +129,12 @@ def test_a_bare_word_that_looks_like_a_date_is_text(tmp_path: Path, monkeypatch:
     assert load_config(run_file(tmp_path, ""), ["output=2025-01-31"]).output == tmp_path / "2025-01-31"
 
 
-def test_an_override_displaces_the_files_alternative(tmp_path: Path) -> None:
+def test_an_override_replaces_the_alternative_in_the_file(tmp_path: Path) -> None:
     train = load_config(run_file(tmp_path, "[train]\nsteps = 50"), ["train.epochs=0.5"]).train
     assert (train.steps, train.epochs) == (None, 0.5)
 
 
-def test_an_override_spares_what_it_replaces_its_checks(tmp_path: Path) -> None:
+def test_a_value_that_an_override_replaces_is_not_checked(tmp_path: Path) -> None:
     assert load_config(run_file(tmp_path, 'model = "./gone"\ndata = "rows"'), ["model=org/here"]).model == "org/here"
 
 
@@ -163,7 +163,7 @@ def test_a_faulty_override_is_named_as_typed(tmp_path: Path, override: str, said
 # --- files that cannot be read
 
 
-def test_a_missing_file_is_named_with_its_nearest_neighbour(tmp_path: Path) -> None:
+def test_a_missing_file_is_named_with_its_nearest_neighbor(tmp_path: Path) -> None:
     path = run_file(tmp_path, "")
     assert refusal(path.with_name("runn.toml")) == "runn.toml: there is no such file; did you mean run.toml?"
     (tmp_path / "empty").mkdir()
@@ -191,7 +191,7 @@ def test_broken_toml_is_shown_with_line_and_column(tmp_path: Path, text: str, pl
     assert said.endswith(text.split("\n")[int(place[0]) - 1])
 
 
-def test_a_byte_order_mark_and_windows_lines_are_no_fault_and_other_encodings_are(tmp_path: Path) -> None:
+def test_a_byte_order_mark_and_windows_lines_are_read_and_other_encodings_are_refused(tmp_path: Path) -> None:
     path = run_file(tmp_path, "")
     path.write_bytes(b"\xef\xbb\xbf" + MINIMAL.replace("\n", "\r\n").encode())
     assert load_config(path).model == "org/tiny"

@@ -1,4 +1,4 @@
-"""A key that we do not have, or a value that it does not take: what is said names key, value and what is allowed."""
+"""The message about an unknown key or a wrong value names the key, the value and what is allowed."""
 
 from pathlib import Path
 
@@ -58,7 +58,7 @@ from tests.coordinator.config.run_files import refusal, run_file
         ),
     ],
 )
-def test_an_unknown_key_is_led_home(tmp_path: Path, text: str, said: str) -> None:
+def test_an_unknown_key_is_answered_with_the_right_one(tmp_path: Path, text: str, said: str) -> None:
     assert refusal(run_file(tmp_path, text)) == said
 
 
@@ -80,7 +80,7 @@ def test_words_of_other_trainers_lead_to_ours_from_every_table(tmp_path: Path, w
         assert f"it is called {OTHER_WORDS[word][0]}" in refusal(run_file(tmp_path, text))
 
 
-def test_every_word_that_we_translate_leads_to_a_key_that_exists() -> None:
+def test_every_translated_word_leads_to_a_key_that_exists() -> None:
     ours = {key.rpartition(".")[2] for key in hints()}  # a word of ours would never be looked up
     assert {key for key, _ in OTHER_WORDS.values()} <= set(hints())
     assert set(OTHER_TABLES.values()) <= set(tables())
@@ -91,7 +91,7 @@ def test_every_word_that_we_translate_leads_to_a_key_that_exists() -> None:
 @pytest.mark.parametrize(
     "word", ["loraplus_lr_ratio", "embedding_learning_rate", "neftune_noise_alpha", "use_dora", "use_rslora", "packing"]
 )
-def test_ideas_that_we_lack_have_a_sentence_of_their_own(tmp_path: Path, word: str) -> None:
+def test_features_that_are_not_supported_have_a_sentence_of_their_own(tmp_path: Path, word: str) -> None:
     assert "not supported" in refusal(run_file(tmp_path, f"[train]\n{word} = 1"))
 
 
@@ -136,7 +136,7 @@ def test_a_wrong_type_or_range_names_key_value_and_what_is_allowed(tmp_path: Pat
     assert ": must be " in said
 
 
-def test_the_range_is_said_in_words(tmp_path: Path) -> None:
+def test_the_range_is_described_in_words(tmp_path: Path) -> None:
     said = refusal(
         run_file(tmp_path, "[train]\nbetas = [0.9, 1]\nsave_every = 0\n[lora]\nnum_layers = 0\n[batch]\norder = 'sort'")
     )
@@ -158,7 +158,7 @@ def test_a_table_in_place_of_a_value_and_a_value_in_place_of_a_table(tmp_path: P
     assert said == 'run.toml:2: data = ["a"]: must be a table, [data], or data = "folder"'
 
 
-def test_all_faults_are_told_together_and_only_the_first_ten(tmp_path: Path) -> None:
+def test_all_faults_are_listed_together_up_to_ten(tmp_path: Path) -> None:
     timing = "".join(f"{key} = 0\n" for key in tables()["timing"])
     lines = refusal(
         run_file(tmp_path, f"[timing]\n{timing}[batch]\nsize = 0\nmicro_size = 0\nmax_length = 0\nsise = 1\nseed = -1")

@@ -1,4 +1,4 @@
-"""Paths that lead nowhere, and keys that exclude each other."""
+"""Paths that do not exist, and keys that exclude each other, are refused."""
 
 from pathlib import Path
 
@@ -37,13 +37,13 @@ def test_a_hub_id_is_passed_through(tmp_path: Path, model: str) -> None:
         ('model = "m"\ndata.path = "rows"\ndata.chat_template = "chat.jinja"', "no text file can be read at "),
     ],
 )
-def test_a_path_that_leads_nowhere_is_refused(tmp_path: Path, text: str, said: str) -> None:
+def test_a_path_that_does_not_exist_is_refused(tmp_path: Path, text: str, said: str) -> None:
     assert said in refusal(run_file(tmp_path, text))
 
 
 @pytest.mark.parametrize("key", ["model", "output", "data.path", "data.valid_path", "lora.init_adapter"])
 @pytest.mark.parametrize("value", ["./" + "x" * 5000, r"./\u0000"])
-def test_what_the_system_takes_for_no_path_is_a_sentence_too(tmp_path: Path, key: str, value: str) -> None:
+def test_what_the_system_does_not_take_as_a_path_is_refused_too(tmp_path: Path, key: str, value: str) -> None:
     said = refusal(run_file(tmp_path, ""), f'{key}="{value}"')
     assert said.startswith(f'--set {key} = "./')
 

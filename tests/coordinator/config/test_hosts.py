@@ -27,7 +27,7 @@ Write = Callable[[str], Path]
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Writes a hosts.toml and gives its path."""
+    """Writes a hosts.toml and returns its path."""
 
     def put(text: str) -> Path:
         path = tmp_path / "hosts.toml"
@@ -38,7 +38,7 @@ def write(tmp_path: Path) -> Write:
 
 
 def refusal(path: Path) -> str:
-    """What a refused file is told, the folder cut off."""
+    """Returns the message of a refused file, without the folder."""
     with pytest.raises(ConfigError) as caught:
         load_hosts(path)
     return str(caught.value).replace(f"{path.parent}/", "")
@@ -65,7 +65,7 @@ def test_local_hosts_are_as_many_as_asked_with_distinct_names(count: int) -> Non
     local_only(hosts)
 
 
-def test_defaults_serve_the_nodes_that_do_not_say_it_themselves(write: Write) -> None:
+def test_defaults_are_for_the_nodes_without_a_value_of_their_own(write: Write) -> None:
     text = '[defaults]\nuser = "ada"\nmemory_limit_gb = 12\n[[nodes]]\nhost = "a"\n[[nodes]]\nhost = "b"\nuser = "bob"'
     one, two = load_hosts(write(text)).nodes
     assert (one.user, one.memory_limit_gb) == ("ada", 12.0)
@@ -172,11 +172,11 @@ def test_the_run_is_relative_to_the_file(write: Write, tmp_path: Path, monkeypat
         ),
     ],
 )
-def test_a_faulty_file_is_told_what_where_and_what_to_do(write: Write, text: str, said: str) -> None:
+def test_the_message_about_a_faulty_file_says_what_where_and_what_to_do(write: Write, text: str, said: str) -> None:
     assert refusal(write(text)) == said
 
 
-def test_all_faults_are_told_together(write: Write) -> None:
+def test_all_faults_are_listed_together(write: Write) -> None:
     said = refusal(write("[coordinator]\nport = 1\n[[nodes]]\nhots = 'a'\n[[nodes]]\nhost = 'a b'"))
     assert said.startswith("4 things to fix, nothing was started:\n")
 

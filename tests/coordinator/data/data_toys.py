@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from mlxdist.coordinator.config.schema import METHOD_DEFAULTS, BatchConfig, DataConfig, RunConfig
+from mlxdist.coordinator.config.schema import BatchConfig, DataConfig, RunConfig
 from mlxdist.coordinator.data.load import Dataset, read_splits
 from mlxdist.coordinator.data.sources import find
 from mlxdist.coordinator.encode.chat_template import ChatTemplate
 from mlxdist.coordinator.encode.encoding import Encoding
 from mlxdist.protocol.errors import DataError
 from mlxdist.protocol.leaves import Row
+from mlxdist.protocol.methods import METHODS
 
 BOS, EOS, PAD = 1, 2, 0
 SPECIAL = {"<s>": BOS, "</s>": EOS}
@@ -79,7 +80,7 @@ def toy_config(path: Path | str, method: str = "sft", **values: Any) -> RunConfi
     """A configuration with a method's defaults; `values` are of [data] and [batch], whichever has the key."""
     data = DataConfig(path=str(path))
     batch = BatchConfig(size=1, order="sorted" if method == "sft" else "shuffled")
-    assert METHOD_DEFAULTS[method].get("batch.order", "sorted") == batch.order
+    assert METHODS[method].defaults.get("batch.order", "sorted") == batch.order
     for key, value in values.items():
         if hasattr(data, key):
             data = replace(data, **{key: value})

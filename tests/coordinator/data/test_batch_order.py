@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxdist.coordinator.batch.batch_order import Step, steps, steps_per_epoch, total_steps
+from mlxdist.coordinator.batch.batch_order import steps, steps_per_epoch, total_steps
 from mlxdist.coordinator.batches import iterate_dpo_batches, iterate_sft_batches
 from mlxdist.coordinator.config.schema import BatchConfig, TrainConfig
 from mlxdist.coordinator.dataset import DpoExample, SftExample
@@ -18,15 +18,11 @@ def batch(method: str = "sft", **values: object) -> BatchConfig:
     return BatchConfig(order="sorted" if method == "sft" else "shuffled", **values)  # type: ignore[arg-type]
 
 
-def rows_of(step: Step) -> list[int]:
-    return [row for window in step.windows for row in window]
-
-
 def test_sft_windows_are_those_of_the_reference_batches() -> None:
     examples = [SftExample([row] * length, 0) for row, length in enumerate(LENGTHS)]
     expected = [[ids[0] for ids in b.ids] for b in islice(iterate_sft_batches(examples, 3, 99, 8, True), 12)]
     made = islice(steps(LENGTHS, batch(size=3, seed=8), "sft"), 12)
-    assert [rows_of(step) for step in made] == expected
+    assert [step.rows for step in made] == expected
 
 
 def test_dpo_and_kto_windows_are_those_of_the_reference_batches() -> None:
@@ -34,7 +30,7 @@ def test_dpo_and_kto_windows_are_those_of_the_reference_batches() -> None:
     expected = [[ids[0] for ids in b.chosen_ids] for b in islice(iterate_dpo_batches(examples, 3, 8, True), 12)]
     for method in ("dpo", "kto"):
         made = islice(steps(LENGTHS, batch(method, size=3, seed=8), method), 12)
-        assert [rows_of(step) for step in made] == expected
+        assert [step.rows for step in made] == expected
 
 
 def test_a_pass_ends_with_a_short_step_and_steps_never_span_passes() -> None:
@@ -42,7 +38,7 @@ def test_a_pass_ends_with_a_short_step_and_steps_never_span_passes() -> None:
     made = list(islice(steps(LENGTHS, config, "sft"), 6))
     assert [len(step.windows) for step in made] == [2, 2, 1, 2, 2, 1]
     assert [step.number for step in made] == [1, 2, 3, 4, 5, 6]
-    first, second = ([row for step in made[at : at + 3] for row in rows_of(step)] for at in (0, 3))
+    first, second = ([row for step in made[at : at + 3] for row in step.rows] for at in (0, 3))
     assert sorted(first) == sorted(second)
     assert len(set(first)) == 10
 
@@ -54,22 +50,22 @@ def test_the_cursor_is_the_number_of_steps_done() -> None:
 
 
 def test_drop_leaves_the_tail_out_and_keep_trains_it() -> None:
-    dropped = {row for step in islice(steps(LENGTHS, batch(size=4), "sft"), 2) for row in rows_of(step)}
+    dropped = {row for step in islice(steps(LENGTHS, batch(size=4), "sft"), 2) for row in step.rows}
     assert dropped == set(range(11)) - {3, 4, 8}  # the three longest fill no window of four
-    kept = [rows_of(step) for step in islice(steps(LENGTHS, batch(size=4, remainder="keep"), "sft"), 3)]
+    kept = [step.rows for step in islice(steps(LENGTHS, batch(size=4, remainder="keep"), "sft"), 3)]
     assert sorted(row for rows in kept for row in rows) == list(range(11))
     assert sorted(map(len, kept)) == [3, 4, 4]
 
 
 def test_a_kept_kto_tail_of_one_row_joins_the_window_before_it() -> None:
     config = batch("kto", size=5, remainder="keep")  # 5 + 5 + 1
-    assert [len(rows_of(step)) for step in islice(steps(LENGTHS, config, "kto"), 2)] == [5, 6]
-    assert [len(rows_of(step)) for step in islice(steps(LENGTHS, config, "dpo"), 3)] == [5, 5, 1]
+    assert [len(step.rows) for step in islice(steps(LENGTHS, config, "kto"), 2)] == [5, 6]
+    assert [len(step.rows) for step in islice(steps(LENGTHS, config, "dpo"), 3)] == [5, 5, 1]
     assert (steps_per_epoch(11, config, "kto"), steps_per_epoch(11, config, "dpo")) == (2, 3)
 
 
 def test_fewer_rows_than_a_window_make_one_under_keep_and_none_under_drop() -> None:
-    assert rows_of(next(steps([5, 3], batch(size=8, remainder="keep"), "sft"))) == [1, 0]
+    assert next(steps([5, 3], batch(size=8, remainder="keep"), "sft")).rows == [1, 0]
     assert list(steps([5, 3], batch(size=8), "sft")) == []
 
 
@@ -102,7 +98,7 @@ def test_a_pass_has_the_steps_it_says_and_each_row_at_most_once(
     config = batch(method, size=size, grad_accum_steps=accum, remainder=remainder, seed=seed)
     per_epoch = steps_per_epoch(len(lengths), config, method)
     once = list(islice(steps(lengths, config, method), per_epoch))
-    rows = [row for step in once for row in rows_of(step)]
+    rows = [row for step in once for row in step.rows]
     assert len(once) == per_epoch
     assert len(rows) == len(set(rows)) == (len(lengths) if remainder == "keep" else len(lengths) // size * size)
     twice = [step.windows for step in islice(steps(lengths, config, method), per_epoch, 2 * per_epoch)]

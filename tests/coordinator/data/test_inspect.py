@@ -10,8 +10,8 @@ from rich.console import Console
 
 from mlxdist.coordinator.data.sources import find
 from mlxdist.coordinator.inspect.facts import Bin, Inspection, histogram
-from mlxdist.coordinator.inspect.inspect import InspectOptions, examine, guess_method, inspect
-from mlxdist.coordinator.inspect.view import show
+from mlxdist.coordinator.inspect.inspect import InspectOptions, examine, guess_method, show_inspection
+from mlxdist.coordinator.inspect.view import print_inspection
 from mlxdist.protocol.errors import ConfigError
 from tests.coordinator.data.data_toys import texts, toy_config, toy_encoding, write_rows
 
@@ -26,7 +26,7 @@ def facts_of(folder: Path, rows: list[Any], method: str = "sft", **values: Any) 
 
 def seen(facts: Inspection, *, colour: bool = False) -> str:
     console = Console(file=io.StringIO(), width=120, force_terminal=colour, color_system="standard" if colour else None)
-    show(facts, console)
+    print_inspection(facts, console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -71,7 +71,7 @@ def test_all_reasons_for_a_refusal_are_shown_at_once(tmp_path: Path) -> None:
     shown = seen(facts)
     assert "would be cut" in shown
     assert "fill no window of batch.size = 8" in shown
-    assert "A run with these data would start" not in shown
+    assert "A run with this data would start" not in shown
 
 
 def test_kto_shows_the_classes_and_the_weights_that_balance_them(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_rows_can_neither_steer_the_terminal_nor_style_it(tmp_path: Path) -> Non
 
 def command(path: Path, **options: Any) -> tuple[int, str]:
     console = Console(file=io.StringIO(), width=100)
-    code = inspect(str(path), "", InspectOptions(**options), console)
+    code = show_inspection(str(path), "", InspectOptions(**options), console)
     assert isinstance(console.file, io.StringIO)
     return code, console.file.getvalue()
 
@@ -151,8 +151,8 @@ def test_the_method_is_guessed_by_the_first_row_that_has_a_shape(tmp_path: Path,
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"method": "ppo"}, "--method ppo: sft, dpo or kto"),
-        ({"train_on": "first"}, "--train-on first: last, all or everything"),
+        ({"method": "ppo"}, '--method ppo: must be "sft", "dpo" or "kto"'),
+        ({"train_on": "first"}, '--train-on first: must be "last", "all" or "everything"'),
         ({"overrides": ["batch.size=3"]}, "--set changes the keys of a run.toml"),
     ],
 )
@@ -171,7 +171,7 @@ def test_a_run_file_is_inspected_with_its_own_settings(tmp_path: Path, monkeypat
     run.write_text('model = "org/toy"\ndata = "train.jsonl"\n[batch]\nsize = 3\n')
     monkeypatch.setattr("mlxdist.coordinator.inspect.inspect.encoding_of", toy_encoding)
     console = Console(file=io.StringIO(), width=100)
-    assert inspect(str(run), "", InspectOptions(overrides=["batch.micro_size=2"], as_json=True), console) == 0
+    assert show_inspection(str(run), "", InspectOptions(overrides=["batch.micro_size=2"], as_json=True), console) == 0
     assert isinstance(console.file, io.StringIO)
     facts = json.loads(console.file.getvalue())
     assert (facts["unit"], facts["model"], facts["batch"]["size"], facts["batch"]["micro_size"]) == (

@@ -37,7 +37,7 @@ def config_of(model: Path, **memory: Any) -> RunConfig:
 
 
 def long_model(folder: Path, **sizes: int) -> Path:
-    """A model folder of headers alone: large in its configuration, tiny on the disk."""
+    """Makes a model folder that is large by its configuration and headers, but tiny on the disk."""
     config = {
         "model_type": "llama",
         "hidden_size": 2048,

@@ -1,4 +1,4 @@
-"""A node that is too small for the run asks to join: it is told why, the person too, and the run goes on as before."""
+"""A node that is too small for the run is refused with the reason, and the run continues as before."""
 
 import hashlib
 from dataclasses import replace
@@ -12,10 +12,10 @@ from mlxdist.coordinator.config.hosts import local_hosts
 from mlxdist.coordinator.config.schema import BatchConfig, DataConfig, LoraConfig, MemoryConfig, RunConfig, TrainConfig
 from mlxdist.coordinator.memory.fit import Machine, fit
 from mlxdist.coordinator.memory.node_memory import NodeMemory
-from mlxdist.coordinator.methods.sft import Sft
+from mlxdist.coordinator.methods.kinds import Sft
 from mlxdist.coordinator.train import Run, train
+from mlxdist.coordinator.training.adamw import no_moments
 from mlxdist.coordinator.training.initial_adapter import draw
-from mlxdist.coordinator.training.optimizer import no_moments
 from mlxdist.coordinator.training.state import State
 from mlxdist.node.work.engine import Engine
 from tests.coordinator.training.watched import Recorder
@@ -48,7 +48,7 @@ def rows() -> ListRows:
 def trained(
     config: RunConfig, memory: NodeMemory, joiner: dict[str, str] | None
 ) -> tuple[str, MemoryNode | None, list[NodeNews]]:
-    """The SHA-256 of the adapter after a run of one node that `joiner` asks to join before the third step."""
+    """Returns the SHA-256 of the adapter after a run of one node that `joiner` asks to join before the third step."""
     recorder, joined, items = Recorder(), [], rows()
     with memory_cluster(config, [Engine()], memory=memory) as (fleet, nodes):
         vector = draw(fleet.wait_for_model().manifest, 0)
@@ -85,7 +85,7 @@ def test_a_joiner_without_the_memory_is_refused_in_a_run_that_goes_on_with_the_s
     assert sha == undisturbed
 
 
-def test_where_the_need_is_not_known_nobody_is_refused(config: RunConfig) -> None:
+def test_no_node_is_refused_when_the_need_is_not_known(config: RunConfig) -> None:
     _, small, _ = trained(replace(config), NodeMemory(), SMALL)
     assert small is not None
     assert small.session is not None

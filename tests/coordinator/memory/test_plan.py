@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from mlxdist.coordinator.config.hosts import NodeSpec, local_hosts
+from mlxdist.coordinator.config.hosts import CoordinatorHost, Hosts, NodeSpec, local_hosts
 from mlxdist.coordinator.config.schema import BatchConfig, DataConfig, LoraConfig, RunConfig, TrainConfig
-from mlxdist.coordinator.memory.fit import Machine, fit
+from mlxdist.coordinator.memory.fit import UNKNOWN_MAC, Machine, fit, free_bytes, node_limits
 from mlxdist.coordinator.memory.model_files import read_model
 from mlxdist.coordinator.plan.estimates import (
     busy_nodes,
@@ -21,9 +21,10 @@ from mlxdist.coordinator.plan.estimates import (
     traffic,
     useful_nodes,
 )
-from mlxdist.coordinator.plan.plan import PlanOptions, RunPlan, make_plan, model_files
+from mlxdist.coordinator.plan.plan import PlanOptions, RunPlan, make_plan, model_files, planned_nodes
 from mlxdist.coordinator.plan.view import print_plan
 from mlxdist.coordinator.training.startup import plan_sentences
+from mlxdist.protocol.budget import usable_bytes
 from mlxdist.protocol.errors import ConfigError
 from mlxdist.protocol.tree import Span, subtrees
 from tests.laws.memory_fleet import ListRows, make_row
@@ -93,7 +94,7 @@ def _one_partial_each(batch: BatchConfig, nodes: int) -> bool:
 
 
 @pytest.mark.parametrize(("leaves", "nodes", "busy", "size"), [(4, 3, 2, 5), (2, 3, 2, 3), (8, 3, 3, 8), (6, 5, 3, 9)])
-def test_idle_nodes_are_said_at_the_start_with_the_size_that_would_use_all(
+def test_idle_nodes_are_reported_at_the_start_with_the_size_that_would_use_all(
     leaves: int, nodes: int, busy: int, size: int
 ) -> None:
     batch = BatchConfig(size=leaves)
@@ -105,7 +106,7 @@ def test_idle_nodes_are_said_at_the_start_with_the_size_that_would_use_all(
     assert -(-size // nodes) < -(-size // (nodes - 1))  # with one node fewer the step would be longer
 
 
-def test_another_node_pays_until_leaves_or_the_network_run_out() -> None:
+def test_another_node_is_worthwhile_until_leaves_or_the_network_run_out() -> None:
     fast, slow = 1e12, 1e6
     assert useful_nodes([100.0] * 8, 10.0, 4_000_000, fast) == 8
     assert useful_nodes([100.0] * 8, 1000.0, 4_000_000, slow) == 1
@@ -131,6 +132,21 @@ def test_a_node_that_cannot_hold_the_run_is_shown_red_and_last(model: Path) -> N
     text = console.export_text()
     assert "node small may use 300 MB" in text.splitlines()[-1]
     assert "unknown: its memory is not known here" in text
+
+
+def test_nodes_that_join_by_hand_are_planned_as_many_as_the_run_waits_for(model: Path) -> None:
+    hosts = Hosts(None, CoordinatorHost(min_nodes=2), ())
+    plan = plan_of(model, *planned_nodes(hosts), tokens_per_second=50.0)
+    assert [(node.name, node.limit) for node in plan.nodes] == [("node-1", 0), ("node-2", 0)]
+    assert planned_nodes(local_hosts(1)) == local_hosts(1).nodes
+
+
+def test_plan_and_launch_assume_the_same_memory_for_nodes_that_are_not_known(model: Path) -> None:
+    unknown = NodeSpec(name="unknown", host="far")
+    for nodes in ((), (unknown,), (*local_hosts(1).nodes, unknown)):
+        assert free_bytes(nodes, node_limits(nodes, MACHINE)) <= usable_bytes(UNKNOWN_MAC, "Darwin")
+    known = local_hosts(2).nodes
+    assert free_bytes(known, node_limits(known, MACHINE)) == usable_bytes(MACHINE.total, "Darwin") // 2
 
 
 def test_a_model_that_is_not_here_is_refused_with_what_to_do() -> None:

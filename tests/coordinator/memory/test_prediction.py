@@ -56,7 +56,7 @@ LEAVES = st.builds(
 
 
 def measured(segment_size: int, batches: int, half: bool, length: int, chunk: int) -> tuple[int, int]:
-    """(peak above the model, prediction) of one gradient in this process."""
+    """Returns (peak above the model, prediction) of one gradient in this process."""
     model = tiny_model("llama", **CONFIG)
     if half:
         model.set_dtype(mx.bfloat16)
@@ -86,7 +86,7 @@ def test_peak_memory_is_as_predicted_within_a_fifth(segment_size: int, batches: 
 def test_a_segment_of_one_layer_holds_no_more_than_a_layer_a_chunk_the_borders_and_the_adapter(
     batches: int, length: int, chunk: int
 ) -> None:
-    """Against one layer under plain autograd, measured alone."""
+    """The reference is one layer under plain autograd, measured alone."""
     above, _ = measured(1, batches, False, length, chunk)
     model = tiny_model("llama", **CONFIG)
     add_lora(model, rank=8)

@@ -1,10 +1,10 @@
-"""What losses cost: measured against the undisturbed steps around, and never more than the time that there was."""
+"""The cost of failures: measured against the undisturbed steps around, and never more than the time that there was."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxdist.coordinator.report.goodput import Again, StepTime, losses, lost_seconds
+from mlxdist.coordinator.report.goodput import Redone, StepTime, lost_seconds, lost_time
 
 
 def calm(count: int, pace: float = 2.0) -> list[StepTime]:
@@ -13,7 +13,7 @@ def calm(count: int, pace: float = 2.0) -> list[StepTime]:
 
 def test_an_undisturbed_run_loses_nothing() -> None:
     steps = calm(30)
-    whole = losses(steps, Again(), 0.0, 100.0)
+    whole = lost_time(steps, Redone(), 0.0, 100.0)
     assert (whole.seconds_lost, whole.leaves_recomputed, whole.steps_disturbed) == (0.0, 0, 0)
     assert whole.useful_seconds == sum(step.seconds for step in steps)
     assert whole.goodput == whole.useful_seconds / 100
@@ -41,13 +41,13 @@ def test_where_no_step_was_undisturbed_only_pauses_are_known_to_be_lost() -> Non
 
 
 def test_steps_done_again_and_pauses_between_steps_are_lost_whole() -> None:
-    whole = losses(calm(2), Again(steps=3, seconds=9.0, leaves=4), 5.0, 20.0)
+    whole = lost_time(calm(2), Redone(steps=3, seconds=9.0, leaves=4), 5.0, 20.0)
     assert (whole.steps_again, whole.leaves_recomputed, whole.seconds_lost, whole.seconds_paused) == (3, 4, 14.0, 5.0)
     assert whole.goodput == 3.0 / 20
 
 
 def test_before_any_time_has_passed_there_is_no_goodput() -> None:
-    assert losses([], Again(), 0.0, 0.0).goodput is None
+    assert lost_time([], Redone(), 0.0, 0.0).goodput is None
 
 
 seconds = st.floats(0.001, 1e4)
@@ -64,6 +64,6 @@ def step_times(draw: st.DrawFn) -> StepTime:
 def test_no_step_loses_more_than_it_took_or_less_than_its_pause(steps: list[StepTime]) -> None:
     for step, lost in zip(steps, lost_seconds(steps), strict=True):
         assert step.seconds_paused <= lost <= step.seconds * (1 + 1e-9)
-    whole = losses(steps, Again(), 0.0, sum(step.seconds for step in steps) or 1.0)
+    whole = lost_time(steps, Redone(), 0.0, sum(step.seconds for step in steps) or 1.0)
     assert whole.goodput is not None
     assert -1e-9 <= whole.goodput <= 1

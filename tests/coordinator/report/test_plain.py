@@ -1,4 +1,4 @@
-"""What a person sees: never silent for long, never chatty over night, one line per node, any width."""
+"""The person's view of a run: never silent for long, never chatty over night, one line per node, any width."""
 
 import io
 import re
@@ -9,10 +9,11 @@ from itertools import pairwise
 import pytest
 from rich.console import Console
 
-from mlxdist.coordinator.report.eta import Pace
+from mlxdist.coordinator.report.display import Display, open_display
+from mlxdist.coordinator.report.eta import new_progress, seconds_left
 from mlxdist.coordinator.report.format import StepReport, clock_phrase, duration_phrase, left_phrase, rate_phrase
 from mlxdist.coordinator.report.live import LiveDisplay
-from mlxdist.coordinator.report.plain import Display, PlainDisplay, open_display
+from mlxdist.coordinator.report.plain import PlainDisplay
 
 
 class FakeClock:
@@ -54,8 +55,11 @@ def plain(stream: io.StringIO, clock: FakeClock) -> PlainDisplay:
     return PlainDisplay(stream, report_every=10, clock=clock)
 
 
-def step(number: int, total: int | None = 100, **more: Mapping[str, float]) -> StepReport:
-    return StepReport(number, total, 2.0, 1.5, 2e-4, 80, 40.0, 100.0, 2.0, **more)  # type: ignore[arg-type]
+def step(
+    number: int, total: int | None = 100, speeds: Mapping[str, float] | None = None, **metrics: float
+) -> StepReport:
+    """80 of 200 tokens are supervised, in 2 s."""
+    return StepReport(number, total, {"loss": 2.0, **metrics}, 1.5, 2e-4, 80, 200, 2.0, node_speeds=speeds or {})
 
 
 def pass_time(display: PlainDisplay, clock: FakeClock, seconds: float) -> None:
@@ -106,11 +110,12 @@ def test_over_night_a_line_a_minute_is_enough(plain: PlainDisplay, clock: FakeCl
 
 
 def test_the_heartbeat_tells_progress_and_speeds(plain: PlainDisplay, clock: FakeClock, stream: io.StringIO) -> None:
+    plain.step(step(1, speeds={"mini-1": 410.0}))
     plain.stage("evaluating", 0.0)
     plain.stage("evaluating", 0.4)
-    plain.node_speed("mini-1", 410.0)
     pass_time(plain, clock, 5)
     assert stream.getvalue().splitlines() == [
+        "00:00  step 1 of 100: loss 2.0000, 40 tokens/s, 2.0 s a step",
         "00:00  evaluating",
         "00:04  … evaluating (40%), 4.5 s so far; mini-1 410 tokens/s",
     ]
@@ -181,16 +186,15 @@ def test_the_live_display_shows_step_numbers_work_and_nodes(clock: FakeClock) ->
     live = LiveDisplay(console, title="my-rows", clock=clock)
     live.node("mini-1", "busy", "", stays=False)
     live.node("mini-2", "suspect", "no beat for 6 s", stays=True)
-    live.node_speed("mini-1", 410.0)
     for number in range(1, 46):
         clock.seconds += 2
-        live.step(step(number))
+        live.step(step(number, speeds={"mini-1": 410.0}))
     clock.seconds += 1
     bar, numbers, busy, *nodes = screen(live, console)
-    assert bar.startswith("my-rows  ━")
+    assert bar.startswith("my-rows ━")
     assert bar.rstrip().endswith("step 45 of 100")
     assert numbers == "loss 2.0000, 40 tokens/s, 2.0 s a step"
-    assert busy == "working on step 46 (1.0 s), about 1 min 49 s left"
+    assert busy == "working on step 46 (1.0 s), about 1 min 50 s left"
     assert nodes == ["  mini-1  busy        410 tokens/s", "  mini-2  suspect     no beat for 6 s"]
 
 
@@ -202,7 +206,7 @@ def test_no_line_is_wider_than_the_terminal_nor_wraps(clock: FakeClock, width: i
         live.node(f"the-mac-mini-in-room-{number}", "loading", "reading the model from the hub, 412 of 987 MB")
     live.stage("evaluating after step 45 on all of the validation rows", 0.5)
     assert len(screen(live, console)) == 5
-    live.step(step(45, extra={"rewards/accuracies": 0.5}))
+    live.step(step(45, **{"rewards/accuracies": 0.5}))
     drawn = screen(live, console)
     assert len(drawn) == 6
     assert max(map(len, drawn)) <= width
@@ -293,23 +297,33 @@ def test_the_heartbeat_thread_ends_with_the_display() -> None:
     assert "heartbeat" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_time_left_counts_evaluations_between_steps_and_runs_down(clock: FakeClock) -> None:
-    pace = Pace(clock)
-    assert pace.seconds_left() is None
-    pace.step(step(1, 11))
-    assert pace.seconds_left() == 20.0  # ten steps as long as the first
-    clock.seconds += 8  # the second one with an evaluation before it
-    pace.step(step(2, 11))
-    assert pace.seconds_left() == 72.0
-    clock.seconds += 2
-    assert pace.seconds_left() == 70.0
-    clock.seconds += 1000
-    assert pace.seconds_left() == 0.0
+def test_time_left_counts_evaluations_between_steps_and_the_steps_of_a_resumed_run_alone(clock: FakeClock) -> None:
+    steps = new_progress(clock)
+    assert seconds_left(steps) is None
+    task = steps.add_task("", total=111)
+    steps.update(task, completed=101)  # the first step after --resume
+    assert seconds_left(steps) is None
+    for seconds, left in ((2, 18), (6, 32)):  # the second one has an evaluation before it
+        clock.seconds += seconds
+        steps.advance(task)
+        assert seconds_left(steps) == left
+    clock.seconds += 600
+    steps.update(task, completed=111)
+    assert seconds_left(steps) == 0
+
+
+def test_time_left_follows_a_node_that_joins_and_is_known_where_steps_take_minutes(clock: FakeClock) -> None:
+    steps = new_progress(clock)
+    task = steps.add_task("", total=100)
+    for seconds in [600] * 10 + [300] * 10:
+        clock.seconds += seconds
+        steps.advance(task)
+    assert seconds_left(steps) == 80 * 300
 
 
 def test_numbers_are_said_the_way_people_say_them() -> None:
     said = [duration_phrase(s) for s in (0.04, 9.94, 9.96, 59.4, 59.6, 185, 3599.6, 7620)]
-    assert said == ["0.0 s", "9.9 s", "10 s", "59 s", "1 min 00 s", "3 min 05 s", "1 h 00 min", "2 h 07 min"]
+    assert said == ["0.04 s", "9.9 s", "10 s", "59 s", "1 min 00 s", "3 min 05 s", "1 h 00 min", "2 h 07 min"]
     left = [left_phrase(s) for s in (None, 0.0, 0.2, 8.3, 185.0, 723.0, 7620.0)]
     assert left[:3] == ["", "", ", about 1 s left"]
     assert left[3:5] == [", about 8 s left", ", about 3 min 05 s left"]

@@ -1,4 +1,4 @@
-"""The events of a run: each told once, in a file that any JSON reader takes, over all lives of the run."""
+"""The events of a run: each told once, in a file that any JSON reader takes, over all sessions of the run."""
 
 import json
 import math
@@ -16,6 +16,7 @@ from mlxdist.coordinator.cluster.events import NodeNews
 from mlxdist.coordinator.report.format import StepReport
 from mlxdist.coordinator.report.history import BestVal, read_history, trim_metrics
 from mlxdist.coordinator.report.reporter import Reporter
+from mlxdist.coordinator.report.summary import Results
 from mlxdist.coordinator.storage.run_folder import RunFolder, append
 from mlxdist.protocol.errors import SaveError
 from mlxdist.protocol.tree import Span
@@ -54,9 +55,6 @@ class Heard:
     def pause(self, sentence: str, *, over: bool) -> None:
         self.calls.append(("pause", sentence, over))
 
-    def node_speed(self, name: str, tokens_per_second: float) -> None:
-        self.calls.append(("node_speed", name, tokens_per_second))
-
     def say(self, sentence: str) -> None:
         self.calls.append(("say", sentence))
 
@@ -84,7 +82,9 @@ def reporter(run: RunFolder, heard: Heard, clock: FakeClock) -> Reporter:
 
 
 def step(number: int, loss: float = 2.0, total: int | None = 4, **more: Any) -> StepReport:
-    return StepReport(number, total, loss, 1.5, 2e-4, 80, 40.0, 100.0, 2.0, **more)
+    """80 of 200 tokens are supervised, in 2 s; `more` are fields of the report, or further metrics."""
+    fields = {name: more.pop(name) for name in ("peak_gb", "leaves_recomputed", "advice", "seconds") if name in more}
+    return StepReport(number, total, {"loss": loss, **more}, 1.5, 2e-4, 80, 200, fields.pop("seconds", 2.0), **fields)
 
 
 def events(run: RunFolder) -> list[dict[str, Any]]:
@@ -98,19 +98,15 @@ def live_through(run: RunFolder, report: Reporter, clock: FakeClock, numbers: ra
     """Steps, each with an evaluation and a checkpoint; the losses are 10 / step, so that each is the best so far."""
     for number in numbers:
         clock.seconds += 2
-        report.train(step(number, 10 / number, peak_gb=1.0 + number))
+        report.step(step(number, 10 / number, peak_gb=1.0 + number))
         report.val(number, 10 / number, {"rewards/accuracies": 0.5}, 0.5)
         report.checkpoint(number, run.checkpoints / f"step-{number:05d}", best=True)
 
 
 def close(report: Reporter, run: RunFolder, message: str = "All steps are done.") -> dict[str, Any]:
-    report.done(
-        message,
-        status="done",
-        config={"model": "m"},
-        applied_ranks={"model.layers.0.mlp.up_proj": 8},
-        checkpoints=[run.checkpoints / "step-00003", run.checkpoints / "step-00004"],
-    )
+    checkpoints = [run.checkpoints / "step-00003", run.checkpoints / "step-00004"]
+    report.write_summary("done", Results({"model": "m"}, {"model.layers.0.mlp.up_proj": 8}, checkpoints))
+    report.done(message, "done")
     summary: dict[str, Any] = json.loads(run.metrics_json.read_text())
     return summary
 
@@ -120,7 +116,7 @@ def test_a_step_is_one_line_with_trls_names_and_what_a_person_reads(
 ) -> None:
     report = reporter(run, heard, clock)
     clock.seconds += 2
-    report.train(step(1, peak_gb=1.25, extra={"rewards/margins": 0.25, "rewards/accuracies": 0.5}))
+    report.step(step(1, peak_gb=1.25, **{"rewards/margins": 0.25, "rewards/accuracies": 0.5}))
     assert events(run) == [
         {
             "event": "train",
@@ -148,12 +144,17 @@ def test_a_step_is_one_line_with_trls_names_and_what_a_person_reads(
     assert heard.calls == [("step", 1)]
 
 
+def test_the_advice_of_a_step_is_said_and_written_behind_it(run: RunFolder, heard: Heard, clock: FakeClock) -> None:
+    reporter(run, heard, clock).step(step(1, advice="Lower train.learning_rate."))
+    assert heard.calls == [("step", 1), ("say", "Lower train.learning_rate.")]
+    assert [event["event"] for event in events(run)] == ["train", "stage"]
+
+
 def test_every_event_has_its_line_and_reaches_the_display(run: RunFolder, heard: Heard, clock: FakeClock) -> None:
     report = reporter(run, heard, clock)
     report.note("2 rows will be cut.")
     report.stage("loading the model")
     report.node(NodeNews("mini-1", "ready", ""))
-    report.node_speed("mini-1", 400.0)
     live_through(run, report, clock, range(1, 2))
     close(report, run)
     assert [event["event"] for event in events(run)] == ["stage", "stage", "node", "train", "val", "checkpoint", "done"]
@@ -161,7 +162,6 @@ def test_every_event_has_its_line_and_reaches_the_display(run: RunFolder, heard:
         "say",
         "stage",
         "node",
-        "node_speed",
         "step",
         "val",
         "say",
@@ -172,7 +172,7 @@ def test_every_event_has_its_line_and_reaches_the_display(run: RunFolder, heard:
 
 def test_numbers_that_are_not_finite_are_null(run: RunFolder, heard: Heard, clock: FakeClock) -> None:
     report = reporter(run, heard, clock)
-    report.train(step(1, math.nan, extra={"kl": math.inf}))
+    report.step(step(1, math.nan, kl=math.inf))
     report.val(1, math.nan, {"rewards/margins": -math.inf}, 1.0)
     train, val = events(run)
     assert (train["loss"], train["kl"], val["loss"], val["metrics"]) == (None, None, None, {"rewards/margins": None})
@@ -243,11 +243,11 @@ def test_a_node_that_flaps_is_told_ever_more_seldom_but_a_loss_always(
 
 def test_a_pause_is_said_at_both_ends_and_its_seconds_are_lost(run: RunFolder, heard: Heard, clock: FakeClock) -> None:
     report = reporter(run, heard, clock)
-    report.train(step(1))
+    report.step(step(1))
     report.paused(NodeNews("", "paused", "paused: 0 of at least 1 nodes can work", action="waiting for more"))
     report.paused(NodeNews("", "training", "going on after 30 s: 1 of at least 1 nodes can work", seconds=30.0))
     clock.seconds += 40
-    report.train(StepReport(2, 4, 2.0, 1.5, 2e-4, 80, 2.5, 200 / 34, 34.0))  # twice 2 s: the rest of the step is lost
+    report.step(step(2, seconds=34.0))  # twice 2 s: the rest of the step is lost
     assert [call for call in heard.calls if call[0] == "pause"] == [
         ("pause", "paused: 0 of at least 1 nodes can work; waiting for more", False),
         ("pause", "going on after 30 s: 1 of at least 1 nodes can work", True),
@@ -268,10 +268,10 @@ def test_a_pause_within_an_evaluation_is_lost_but_no_step_is_blamed(
     run: RunFolder, heard: Heard, clock: FakeClock
 ) -> None:
     report = reporter(run, heard, clock)
-    report.train(step(1))
+    report.step(step(1))
     report.paused(NodeNews("", "training", "going on after 30 s", seconds=30.0))
     report.val(1, 2.0, {}, 31.0)
-    report.train(step(2))
+    report.step(step(2))
     first = close(report, run)["losses"]
     assert [event["disturbed"] for event in events(run) if event["event"] == "train"] == [False, False]
     assert (first["seconds_paused"], first["seconds_lost"], first["useful_seconds"]) == (30.0, 30.0, 4.0)
@@ -281,12 +281,12 @@ def test_a_pause_within_an_evaluation_is_lost_but_no_step_is_blamed(
 
 
 def test_losses_outlive_a_crash_of_the_coordinator(run: RunFolder, heard: Heard, clock: FakeClock) -> None:
-    for saved in (0, 1):  # each life takes two steps, the second of which is not saved
+    for saved in (0, 1):  # each session takes two steps, the second of which is not saved
         report = reporter(run, heard, clock)
         report.resume_after(saved)
         clock.seconds += 5
-        for number in (saved + 1, saved + 2):
-            report.train(step(number, leaves_recomputed=3))
+        for number, so_far in ((saved + 1, 3), (saved + 2, 6)):
+            report.step(step(number, leaves_recomputed=so_far))
     last = reporter(run, heard, clock)
     last.resume_after(2)
     losses = close(last, run)["losses"]
@@ -373,9 +373,9 @@ def test_a_resumed_run_tells_every_step_once_and_sums_up_as_if_never_interrupted
 def test_trimming_keeps_what_happened_apart_from_steps(run: RunFolder, heard: Heard, clock: FakeClock) -> None:
     report = reporter(run, heard, clock)
     report.stage("loading")
-    report.train(step(1))
+    report.step(step(1))
     report.node(NodeNews("mini-1", "dead", "no beat for 15 s"))
-    report.train(step(2))
+    report.step(step(2))
     before = run.metrics_jsonl.read_text().splitlines()
     trim_metrics(run.metrics_jsonl, 1)
     assert run.metrics_jsonl.read_text().splitlines() == before[:3]
@@ -419,7 +419,7 @@ def test_events_that_had_to_wait_are_written_in_their_order_none_missing_and_non
 
 
 def test_an_event_is_appended_whole_or_not_at_all(run: RunFolder) -> None:
-    """Where the file may not grow past 100 bytes, as on a disk with little room."""
+    """The file may not grow past 100 bytes, as on a disk with little room."""
     run.metrics_jsonl.write_bytes(b"a" * 89 + b"\n")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

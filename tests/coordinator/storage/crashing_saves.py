@@ -1,6 +1,7 @@
-"""A process that dies at every stage of a save: before each thing that it does to a file, and in the midst of a write.
+"""A process that is killed at every stage of a save: before each thing that it does to a file, and within a write.
 
-Run as `python -m tests.coordinator.storage.crashing_saves FOLDER`: every death leaves a copy of FOLDER as it was then, named by its stage.
+Run as `python -m tests.coordinator.storage.crashing_saves FOLDER`: every crash leaves a copy of FOLDER as it
+was then, named by its stage.
 """
 
 import os
@@ -17,8 +18,9 @@ import numpy as np
 
 from mlxdist.coordinator.config.schema import DataConfig, RunConfig, TrainConfig
 from mlxdist.coordinator.report.reporter import Reporter
+from mlxdist.coordinator.report.summary import Results
 from mlxdist.coordinator.storage.run_folder import RunFolder, write_json
-from mlxdist.coordinator.training.optimizer import no_moments
+from mlxdist.coordinator.training.adamw import no_moments
 from mlxdist.coordinator.training.saver import Saver
 from mlxdist.coordinator.training.state import State, identity_of
 from mlxdist.coordinator.training.validation import Evaluation
@@ -31,7 +33,13 @@ ONLY_READS = os.O_WRONLY | os.O_RDWR
 
 
 class NoReport:
-    """Says nothing."""
+    """Says nothing, and writes the number of steps as the summary."""
+
+    def __init__(self, run: RunFolder, step: int) -> None:
+        self.run, self.step = run, step
+
+    def write_summary(self, ending: str, results: Results) -> None:
+        write_json(self.run.metrics_json, {"steps": self.step})
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *given, **named: None
@@ -41,16 +49,17 @@ def save_step(folder: Path, step: int) -> None:
     """All that a run saves of a step: a best checkpoint, whose older one goes, the state, the adapter, a summary."""
     train = TrainConfig(save_every=1, keep_checkpoints=1)
     config = RunConfig(model="m", output=folder, data=DataConfig(path="d"), train=train)
-    run, report = RunFolder(folder), cast(Reporter, NoReport())
+    run = RunFolder(folder)
+    report = cast(Reporter, NoReport(run, step))
     saver = Saver(run, config, MANIFEST, identity_of("same", MANIFEST, "model", ""), report)
     size = manifests.size(MANIFEST)
     state = State(np.full(size, step, np.float32), replace(no_moments(size), step=step))
     saver.checkpoint(state, Evaluation(step, 1.0 / step, is_best=True))
     saver.save_if_due(state, last=False)
-    saver.final(state, lambda: write_json(run.metrics_json, {"steps": step}))
+    saver.final(state)
 
 
-def die_at(stage: int, folder: Path) -> None:
+def kill_at(stage: int, folder: Path) -> None:
     """SIGKILL before the `stage`th thing that is done to a file in `folder`, counted from 0."""
     done = 0
 
@@ -74,8 +83,8 @@ def cut_at(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 
-def dies(folder: Path, step: int, prepare: Callable[[], None]) -> bool:
-    """Save `step` in a process of its own; whether that process died."""
+def crashes(folder: Path, step: int, prepare: Callable[[], None]) -> bool:
+    """Saves `step` in a process of its own; returns true when that process crashed."""
     pid = os.fork()
     if pid == 0:
         prepare()
@@ -87,19 +96,19 @@ def dies(folder: Path, step: int, prepare: Callable[[], None]) -> bool:
 
 
 def main(base: Path) -> None:
-    """Die at every stage of saving step 2, over what step 1 has left."""
+    """Crash at every stage of saving step 2, over what step 1 has left."""
     (base / "state").mkdir(parents=True)
     save_step(base, 1)
-    stage, died = 0, True
-    while died:
+    stage, crashed = 0, True
+    while crashed:
         folder = base.with_name(f"stage-{stage:02d}")
         shutil.copytree(base, folder, symlinks=True)
-        died = dies(folder, 2, lambda stage=stage, folder=folder: die_at(stage, folder))  # type: ignore[misc]
+        crashed = crashes(folder, 2, lambda stage=stage, folder=folder: kill_at(stage, folder))  # type: ignore[misc]
         stage += 1
     for size in CUTS:
         folder = base.with_name(f"cut-{size:04d}")
         shutil.copytree(base, folder, symlinks=True)
-        assert dies(folder, 2, lambda size=size: cut_at(size))  # type: ignore[misc]
+        assert crashes(folder, 2, lambda size=size: cut_at(size))  # type: ignore[misc]
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 from safetensors.numpy import load_file
 
-from mlxdist.coordinator.storage.adapter_files import applied_ranks, export_adapter, load_adapter, module_keys
+from mlxdist.coordinator.export import export_adapter, module_keys
+from mlxdist.coordinator.storage.adapter_files import applied_ranks, load_adapter
 from mlxdist.protocol.errors import UserError
 
 SCALE = 2.5
@@ -159,7 +160,7 @@ def test_what_was_exported_is_loaded_again_without_its_padding(mixed_model: Path
     assert sorted(loaded) == sorted(tensors)
     for name, tensor in tensors.items():
         np.testing.assert_array_equal(loaded[name], np.array(tensor))
-    assert applied_ranks(loaded) == config["applied_ranks"]
+    assert applied_ranks({name: tensor.shape for name, tensor in loaded.items()}) == config["applied_ranks"]
 
 
 def experts(rank: int) -> dict[str, np.ndarray[Any, Any]]:

@@ -25,7 +25,7 @@ NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 @pytest.fixture(scope="module")
 def deaths(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """The folders that processes have left which died in a save; the last one of the stages is a whole save."""
+    """The folders that processes have left that crashed in a save; the last one of the stages is a whole save."""
     base = tmp_path_factory.mktemp("deaths") / "base"
     subprocess.run(
         [sys.executable, "-m", "tests.coordinator.storage.crashing_saves", str(base)], check=True, timeout=200

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from mlxdist.coordinator.config.schema import DataConfig, RunConfig, TrainConfig
+from mlxdist.coordinator.report.summary import Results
 from mlxdist.coordinator.storage.adapter_files import load_adapter
 from mlxdist.coordinator.storage.checkpoints import best_checkpoint, list_checkpoints
 from mlxdist.coordinator.storage.run_folder import RunFolder
-from mlxdist.coordinator.training.optimizer import no_moments
+from mlxdist.coordinator.training.adamw import no_moments
 from mlxdist.coordinator.training.saver import PATIENCE_SECONDS, Saver
 from mlxdist.coordinator.training.state import State, identity_of, load_state
 from mlxdist.coordinator.training.validation import Evaluation
@@ -29,6 +30,7 @@ class FakeReport:
     notes: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     checkpoints: list[int] = field(default_factory=list)
+    summaries: list[tuple[str, Results]] = field(default_factory=list)
 
     def clock(self) -> float:
         return self.seconds
@@ -50,6 +52,9 @@ class FakeReport:
 
     def checkpoint(self, step: int, path: Path, *, best: bool) -> None:
         self.checkpoints.append(step)
+
+    def write_summary(self, ending: str, results: Results) -> None:
+        self.summaries.append((ending, results))
 
 
 @pytest.fixture
@@ -192,11 +197,11 @@ def test_a_run_that_has_taken_all_its_steps_waits_until_it_can_be_saved(tmp_path
         if len(slept) == 3:
             works_again(saver)
 
-    summaries: list[int] = []
-    replace(saver, sleep=sleep).final(state_of(7), lambda: summaries.append(7))
+    replace(saver, sleep=sleep).final(state_of(7))
     assert load_state(saver.folder)[0].step == 7
     assert set(load_adapter(tmp_path)[0]["model.layers.0.q_proj.lora_a"].ravel()) == {7.0}
-    assert summaries == [7]
+    ((ending, results),) = report.summaries
+    assert (ending, results.applied_ranks) == ("done", {"model.layers.0.q_proj": 2})
     assert len(report.notes) == 1
     assert "kept in memory: writing is tried every 10 s for 12 hours; check the disk." in report.notes[0]
 
@@ -206,5 +211,5 @@ def test_it_does_not_wait_for_ever(tmp_path: Path, report: FakeReport) -> None:
     fails(saver)
     began, waiting = report.seconds, replace(saver, sleep=lambda seconds: report.sleep(100 * seconds))
     with pytest.raises(SaveError, match=r"resume\.safetensors"):
-        waiting.final(state_of(7), lambda: None)
+        waiting.final(state_of(7))
     assert PATIENCE_SECONDS <= report.seconds - began <= PATIENCE_SECONDS + 1000

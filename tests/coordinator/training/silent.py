@@ -14,13 +14,10 @@ class Silent:
     norms: list[float] = field(default_factory=list)
     reports: list[StepReport] = field(default_factory=list)
 
-    def train(self, report: StepReport) -> None:
+    def step(self, report: StepReport) -> None:
         self.losses.append(report.loss)
         self.norms.append(report.grad_norm)
         self.reports.append(report)
-
-    def node_speed(self, name: str, tokens_per_second: float) -> None:
-        pass
 
     def due(self, step: int, last: bool) -> bool:
         return False

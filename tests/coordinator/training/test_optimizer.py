@@ -9,12 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlx.optimizers import AdamW
 
-from mlxdist.coordinator.training.optimizer import Moments, adamw, block_square_sum, clip, no_moments, norm
+from mlxdist.coordinator.config.schema import TrainConfig
+from mlxdist.coordinator.training.adamw import FIRST, SECOND, no_moments
+from mlxdist.coordinator.training.adamw import AdamW as Ours
+from mlxdist.coordinator.training.clipping import block_square_sum, clip, norm
+from mlxdist.coordinator.training.moments import Moments
+from mlxdist.coordinator.training.optimizer import OPTIMIZERS, optimizer_of
 from mlxdist.protocol.errors import NonFiniteError
 from mlxdist.protocol.vectors import BLOCK_ELEMENTS
 
 Vector = np.ndarray
-SETTINGS = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
+ADAMW = Ours((0.9, 0.999), 1e-8, 0.01)
 
 
 def normal(seed: int, size: int, scale: float = 1.0) -> Vector:
@@ -36,7 +41,7 @@ def plain_adamw(parameters: Vector, gradients: list[Vector], rates: list[float])
 
 def train(parameters: Vector, moments: Moments, gradients: list[Vector], rates: list[float]) -> tuple[Vector, Moments]:
     for gradient, rate in zip(gradients, rates, strict=True):
-        parameters, moments = adamw(parameters, gradient, moments, learning_rate=rate, **SETTINGS)
+        parameters, moments = ADAMW.update(parameters, gradient, moments, rate)
     return parameters, moments
 
 
@@ -49,7 +54,7 @@ def test_ten_steps_are_adamw_written_again_in_float64() -> None:
 
 
 def test_updates_from_zero_are_adamws_as_far_as_float32_bias_correction_goes() -> None:
-    """Where lora_b starts: no parameter hides the update. 1 - 0.999**step in float32 costs up to 1e-5 of it."""
+    """As for lora_b: no parameter hides the update. 1 - 0.999**step in float32 costs up to 1e-5 of it."""
     start = np.zeros(500, dtype=np.float32)
     gradients = [normal(seed, 500) for seed in range(1, 6)]
     ours, _ = train(start, no_moments(500), gradients, [1e-3] * 5)
@@ -59,7 +64,7 @@ def test_updates_from_zero_are_adamws_as_far_as_float32_bias_correction_goes() -
 def test_the_first_update_is_one_learning_rate() -> None:
     """Without bias correction it would be 3.2 of them."""
     start, gradient = np.zeros(100, dtype=np.float32), normal(3, 100)
-    after, moments = adamw(start, gradient, no_moments(100), learning_rate=1e-3, **SETTINGS)
+    after, moments = ADAMW.update(start, gradient, ADAMW.init(100), 1e-3)
     np.testing.assert_allclose(np.abs(after), 1e-3, rtol=1e-4)
     assert moments.step == 1
 
@@ -70,13 +75,12 @@ def test_a_resumed_run_has_the_bits_of_an_unbroken_one() -> None:
     gradients, rates = [normal(seed, size) for seed in range(1, 7)], [1e-3] * 6
     unbroken, moments = train(start, no_moments(size), gradients, rates)
     half, saved = train(start, no_moments(size), gradients[:3], rates[:3])
-    read = Moments(
-        saved.step, np.frombuffer(saved.first.tobytes(), np.float32), np.frombuffer(saved.second.tobytes(), np.float32)
-    )
+    vectors = {name: np.frombuffer(vector.tobytes(), np.float32) for name, vector in saved.vectors.items()}
+    read = Moments(saved.step, vectors)
     resumed, resumed_moments = train(np.frombuffer(half.tobytes(), np.float32), read, gradients[3:], rates[3:])
     assert resumed.tobytes() == unbroken.tobytes()
-    assert resumed_moments.first.tobytes() == moments.first.tobytes()
-    assert resumed_moments.second.tobytes() == moments.second.tobytes()
+    for name in (FIRST, SECOND):
+        assert resumed_moments.vectors[name].tobytes() == moments.vectors[name].tobytes()
     assert resumed_moments.step == moments.step == 6
 
 
@@ -96,16 +100,17 @@ def test_going_block_by_block_changes_no_bit() -> None:
 
 def test_a_step_changes_none_of_its_arguments() -> None:
     start, gradient, moments = normal(0, 10), normal(1, 10), no_moments(10)
-    copies = [vector.copy() for vector in (start, gradient, moments.first, moments.second)]
-    adamw(start, gradient, moments, learning_rate=1e-3, **SETTINGS)
+    arguments = (start, gradient, *moments.vectors.values())
+    copies = [vector.copy() for vector in arguments]
+    ADAMW.update(start, gradient, moments, 1e-3)
     clip(gradient, 3, 0.1)
-    for before, now in zip(copies, (start, gradient, moments.first, moments.second), strict=True):
+    for before, now in zip(copies, arguments, strict=True):
         assert before.tobytes() == now.tobytes()
 
 
 def test_vectors_of_unequal_length_are_an_error() -> None:
     with pytest.raises(ValueError, match="10 parameters, 9 gradients"):
-        adamw(normal(0, 10), normal(1, 9), no_moments(10), learning_rate=1e-3, **SETTINGS)
+        ADAMW.update(normal(0, 10), normal(1, 9), no_moments(10), 1e-3)
 
 
 @pytest.mark.parametrize("size", [1, 5, BLOCK_ELEMENTS, BLOCK_ELEMENTS + 1, 3 * BLOCK_ELEMENTS - 4])
@@ -121,7 +126,7 @@ def test_a_block_filled_up_with_zeros_has_the_same_bits(size: int) -> None:
 
 
 def test_slicing_the_vector_at_blocks_changes_no_bit_of_the_norm() -> None:
-    """What several reducers, each with some blocks, would send are the same numbers."""
+    """Several reducers, each with some of the blocks, would send the same numbers."""
     vector = normal(0, 5 * BLOCK_ELEMENTS + 9)
     blocks = [vector[start : start + BLOCK_ELEMENTS] for start in range(0, len(vector), BLOCK_ELEMENTS)]
     one, two, three, four, five, six = (block_square_sum(block.copy()) for block in blocks)
@@ -159,3 +164,13 @@ def test_a_broken_gradient_never_reaches_the_optimizer(broken: float) -> None:
 def test_no_weight_is_an_error() -> None:
     with pytest.raises(ValueError, match="must be positive"):
         clip(normal(0, 3), 0, 1.0)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_takes_a_step_from_its_first_state(name: str) -> None:
+    optimizer = optimizer_of(TrainConfig(), name)
+    start, first = normal(0, 10), optimizer.init(10)
+    after, moments = optimizer.update(start, normal(1, 10), first, 1e-3)
+    assert (first.step, moments.step) == (0, 1)
+    assert moments.vectors.keys() == first.vectors.keys()
+    assert not np.array_equal(after, start)

@@ -1,4 +1,4 @@
-"""What a run may be resumed with: settings that change its length or its words, never those that change a step."""
+"""The settings that a run may be resumed with: its length and its words may change, the meaning of a step never."""
 
 import json
 from dataclasses import replace
@@ -11,14 +11,14 @@ from mlxdist.coordinator.batch.row_store import RowStore, StoredRows, pack
 from mlxdist.coordinator.config.schema import BatchConfig, DataConfig, RunConfig, TrainConfig, as_json
 from mlxdist.coordinator.methods.reference_logps import References, unknown
 from mlxdist.coordinator.storage.run_folder import RunFolder
-from mlxdist.coordinator.training.optimizer import no_moments
+from mlxdist.coordinator.training.adamw import no_moments
 from mlxdist.coordinator.training.resume import (
     Earlier,
+    check_same_bits,
     continued,
-    earlier_life,
-    other_validation,
+    earlier_sessions,
     resume_notes,
-    same_bits_as,
+    validation_changed,
 )
 from mlxdist.coordinator.training.state import Best, State, identity_of, save_state
 from mlxdist.protocol.errors import UserError
@@ -56,7 +56,7 @@ def test_every_setting_that_changes_a_step_is_named_with_both_values(folder: Run
 
 
 def test_other_training_rows_are_refused_wherever_the_file_stands(folder: RunFolder) -> None:
-    with pytest.raises(UserError, match="the training rows, or how they are tokenised, are not the same"):
+    with pytest.raises(UserError, match="the training rows, or how they are tokenized, are not the same"):
         resume_notes(folder, CONFIG, "other")
     moved = replace(CONFIG, data=DataConfig(path="elsewhere.jsonl"))
     assert len(resume_notes(folder, moved, DIGEST)) == 1
@@ -65,9 +65,9 @@ def test_other_training_rows_are_refused_wherever_the_file_stands(folder: RunFol
 def test_a_model_that_has_moved_is_no_other_model_and_other_files_are(folder: RunFolder) -> None:
     moved = replace(CONFIG, model="elsewhere/m")
     assert resume_notes(folder, moved, DIGEST) == ['resumed with another setting: model was "m", is "elsewhere/m"']
-    with pytest.raises(UserError, match=r"its base model's files were others \(hash aaaaaaaaaaaa, now bbbbbbbbbbbb\)"):
+    with pytest.raises(UserError, match=r"its base model's files have changed \(hash aaaaaaaaaaaa, now bbbbbbbbbbbb\)"):
         continued(EARLIER, folder, {**IDENTITY, "model_hash": "b" * 64}, FRESH)
-    with pytest.raises(UserError, match="its adapter's tensors were others"):
+    with pytest.raises(UserError, match="its adapter's tensors have changed"):
         continued(EARLIER, folder, {**IDENTITY, "manifest": "c" * 64}, FRESH)
 
 
@@ -81,9 +81,9 @@ EARLIER = Earlier(STATE, IDENTITY)
 
 
 def test_equal_settings_under_other_rules_are_refused(folder: RunFolder) -> None:
-    same_bits_as(EARLIER, folder, "1" * 64)
+    check_same_bits(EARLIER, folder, "1" * 64)
     with pytest.raises(UserError, match=r"numerics_id 111111111111, now 222222222222\).*version of mlxdist"):
-        same_bits_as(EARLIER, folder, "2" * 64)
+        check_same_bits(EARLIER, folder, "2" * 64)
 
 
 def test_the_same_run_goes_on_with_all_that_it_knew(folder: RunFolder) -> None:
@@ -96,9 +96,9 @@ def test_another_number_of_training_rows_is_refused(folder: RunFolder) -> None:
 
 
 @pytest.mark.parametrize("rows", [2, 5])
-def test_of_other_validation_rows_nothing_is_known(folder: RunFolder, rows: int) -> None:
+def test_of_validation_changed_rows_nothing_is_known(folder: RunFolder, rows: int) -> None:
     identity = {**IDENTITY, "valid_digest": "others"}
-    assert other_validation(EARLIER, identity)
+    assert validation_changed(EARLIER, identity)
     state = continued(EARLIER, folder, identity, unknown(3, rows, 1))
     assert (state.best, state.eval_rows, state.step) == (Best(), 0, 7)
     assert state.references.valid.shape == (rows, 1)
@@ -107,16 +107,16 @@ def test_of_other_validation_rows_nothing_is_known(folder: RunFolder, rows: int)
     assert state.references.saved_forwards == 4
 
 
-def test_a_run_that_saved_nothing_begins_anew_and_a_finished_one_without_its_state_is_refused(
+def test_a_run_that_saved_nothing_starts_at_its_first_step_and_a_finished_one_without_its_state_is_refused(
     folder: RunFolder,
 ) -> None:
-    assert earlier_life(folder) is None
+    assert earlier_sessions(folder) is None
     folder.adapters.write_bytes(b"trained for a night")
     with pytest.raises(UserError, match=r"nothing to resume.*resume\.safetensors"):
-        earlier_life(folder)
+        earlier_sessions(folder)
     folder.state.mkdir()
     save_state(folder, STATE, IDENTITY)
-    earlier = earlier_life(folder)
+    earlier = earlier_sessions(folder)
     assert earlier is not None
     assert earlier.state.step == 7
     assert {key: earlier.about[key] for key in IDENTITY} == IDENTITY

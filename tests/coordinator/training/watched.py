@@ -5,9 +5,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from mlxdist.coordinator.report.format import StepReport
 from mlxdist.coordinator.training.state import State
 from mlxdist.node.link.session import ComputeLeaves, Session, Work
 from mlxdist.node.work.engine import Engine, Offer, Say
+from mlxdist.protocol.methods import METHODS
 from tests.coordinator.training.silent import Silent
 
 
@@ -31,7 +33,7 @@ def leaves_without_reference(engines: Sequence[Watched], verb: str = "gradient")
         for work in engine.asked:
             if work.task.verb != verb:
                 continue
-            names = ("reference", "reference_rejected")
+            names = {name for spec in METHODS.values() for name in spec.reference}
             asked = [any(np.isnan(leaf.get(name, ())).any() for name in names) for leaf in work.row_inputs]
             if verb == "score":
                 asked = ["reference" in work.task.parameters] * len(work.leaves)
@@ -47,8 +49,10 @@ class Recorder(Silent):
     notes: list[str] = field(default_factory=list)
     before: Callable[[int], None] = lambda step: None
 
-    def note(self, sentence: str) -> None:
-        self.notes.append(sentence)
+    def step(self, report: StepReport) -> None:
+        super().step(report)
+        if report.advice:
+            self.notes.append(report.advice)
 
     def save_if_due(self, state: State, last: bool) -> None:
         self.states.append(state)

@@ -1,0 +1,114 @@
+"""The person's view of a run: one small interface, and the choice between plain lines and a live display."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol, TextIO
+
+from mlxdist.coordinator.report.format import StepReport
+from mlxdist.coordinator.report.plain import PlainDisplay
+
+_TICK_SECONDS = 0.5
+
+
+class Display(Protocol):
+    """Shows a run to a person. The methods may be called from several threads."""
+
+    def stage(self, message: str, progress: float | None) -> None:
+        """Shows what the run is busy with; `progress` in [0, 1] where it is known."""
+
+    def step(self, report: StepReport) -> None:
+        """Shows one finished step."""
+
+    def val(self, step: int, loss: float, metrics: Mapping[str, float]) -> None:
+        """Shows one finished evaluation."""
+
+    def node(self, name: str, state: str, message: str, *, stays: bool = False) -> None:
+        """Shows a node's new state; `stays` for what a person should find again: its loss and its return."""
+
+    def pause(self, sentence: str, *, over: bool) -> None:
+        """Shows that the run waits for nodes, or goes on."""
+
+    def say(self, sentence: str) -> None:
+        """Shows a sentence that stays."""
+
+    def end(self, sentence: str) -> None:
+        """Shows the closing sentence; nothing comes after it."""
+
+
+class Unbreakable:
+    """A text stream that does not fail with its reader: when the terminal or pipe is gone, writing does nothing.
+
+    A run must not end because the window that showed it was closed; its events are in `metrics.jsonl`.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.encoding = stream.encoding
+
+    def write(self, text: str) -> int:
+        """Writes, with question marks for what the terminal's encoding lacks, or does nothing."""
+        try:
+            known = self._stream.encoding or "utf-8"
+            return self._stream.write(text.encode(known, "replace").decode(known))
+        except OSError:
+            return len(text)
+
+    def flush(self) -> None:
+        """Flushes, or does nothing."""
+        try:
+            self._stream.flush()
+        except OSError:
+            return
+
+    def isatty(self) -> bool:
+        """Returns true for a terminal."""
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        """Returns the stream's descriptor, by which the width is found."""
+        return self._stream.fileno()
+
+
+@contextmanager
+def open_display(
+    stream: TextIO,
+    *,
+    title: str,
+    report_every: int,
+    environ: Mapping[str, str],
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Display]:
+    """Shows a run on `stream` while the block lasts: live on a terminal, in plain lines otherwise.
+
+    `environ` decides with the stream: TERM=dumb means plain lines, NO_COLOR no colors.
+    """
+    steady: TextIO = Unbreakable(stream)  # type: ignore[assignment]  # the part of TextIO that the displays use
+    if stream.isatty() and environ.get("TERM", "") not in ("", "dumb", "unknown"):
+        from mlxdist.coordinator.report.live import live_display
+
+        with live_display(steady, title=title, environ=environ, clock=clock) as live:
+            yield live
+        return
+    plain = PlainDisplay(steady, report_every=report_every, clock=clock)
+    with _ticking(plain.tick):
+        yield plain
+
+
+@contextmanager
+def _ticking(tick: Callable[[], None]) -> Iterator[None]:
+    """Calls `tick` about twice a second on a thread of its own while the block lasts."""
+    ended = threading.Event()
+
+    def run() -> None:
+        while not ended.wait(_TICK_SECONDS):
+            tick()
+
+    thread = threading.Thread(target=run, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

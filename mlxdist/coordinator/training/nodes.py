@@ -1,0 +1,92 @@
+"""The nodes of a run: started with it, told about while it goes on, stopped at its end."""
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib import metadata
+
+from mlxdist.coordinator.cluster.audit import Audit
+from mlxdist.coordinator.cluster.cluster import Cluster
+from mlxdist.coordinator.cluster.events import NodeNews
+from mlxdist.coordinator.cluster.settings import ClusterSettings
+from mlxdist.coordinator.config.hosts import Hosts
+from mlxdist.coordinator.fleet.fleet import Fleet
+from mlxdist.coordinator.fleet.launch import LocalNodes
+from mlxdist.coordinator.fleet.sockets import RouterHub
+from mlxdist.coordinator.report.format import count
+from mlxdist.coordinator.report.reporter import Reporter
+from mlxdist.coordinator.storage.node_log import append_line
+from mlxdist.coordinator.storage.run_folder import RunFolder
+from mlxdist.coordinator.training.prepare import Prepared
+from mlxdist.protocol.errors import SaveError
+from mlxdist.protocol.transport import CONTROL, DATA
+
+
+@contextmanager
+def started_nodes(
+    prepared: Prepared, hosts: Hosts, folder: RunFolder, report: Reporter, clock: Callable[[], float]
+) -> Iterator[Fleet]:
+    """Opens the ports, starts the nodes of `hosts`, and gives the fleet that they join while the block lasts.
+
+    The nodes are told how the block ended. Raises UserError for ports that cannot be opened.
+    """
+    config = prepared.config
+    bind = "127.0.0.1" if hosts.coordinator.bind in ("auto", "localhost") else hosts.coordinator.bind
+    hub = RouterHub(bind, hosts.coordinator.port)
+    nodes = LocalNodes(folder.logs, config.timing.stop_seconds, config.timing.restart_seconds, clock)
+    fleet = Fleet(
+        Cluster(cluster_settings(prepared, hosts, hub.ports[DATA])),
+        hub,
+        on_news=lambda news: tell(news, report, folder),
+        watch=nodes.watch,
+        clock=clock,
+        audit=Audit(config.train.audit, config.batch.seed),
+    )
+    reason = "the run failed"
+    try:
+        report.stage(f"starting {count(len(hosts.nodes), 'node')}" if hosts.nodes else "waiting for nodes")
+        nodes.start(hosts.nodes, hub.ports[CONTROL])
+        yield fleet
+        reason = "the run is over"
+    except KeyboardInterrupt:
+        reason = "the run was interrupted"
+        raise
+    finally:
+        try:
+            fleet.close(reason)
+        finally:
+            nodes.stop()
+
+
+def cluster_settings(prepared: Prepared, hosts: Hosts, data_port: int) -> ClusterSettings:
+    """Returns the run as the cluster takes it."""
+    return ClusterSettings(
+        run=f"{prepared.config.output.name}-{uuid.uuid4().hex[:8]}",
+        incarnation=time.time_ns(),
+        spec=prepared.spec,
+        versions={name: metadata.version(name) for name in ("mlx", "mlx-lm")},
+        data_port=data_port,
+        timing=prepared.config.timing,
+        min_nodes=hosts.coordinator.min_nodes,
+        launched=frozenset(node.name for node in hosts.nodes),
+        memory=prepared.memory,
+    )
+
+
+def tell(news: NodeNews, report: Reporter, folder: RunFolder) -> None:
+    """Writes a node's own lines to its log, and gives all other news to the report."""
+    if news.log:
+        try:
+            append_line(folder.logs / f"{news.name}.log", news.message)
+        except SaveError as error:
+            report.could_not_save("log", error)
+        else:
+            report.saved("log")
+    elif news.state == "awake":
+        report.note(news.message)
+    elif not news.name:
+        report.paused(news)
+    else:
+        report.node(news if news.cause != news.state else replace(news, cause=""))
