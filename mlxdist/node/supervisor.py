@@ -170,8 +170,7 @@ class Supervisor:
                 self.worker = None
                 self._rest(now, cause)
         if now - self.spoken >= self.heartbeat_seconds:
-            pid = self.worker.process.pid if self.worker is not None else 0
-            self._send(m.Heartbeat(self.session, pid))
+            self._send(m.Heartbeat(self.session, self.worker.process.pid if self.worker is not None else 0))
             self.spoken = now
 
     def _rest(self, now: float, cause: str) -> None:

@@ -69,7 +69,7 @@ class Wire:
 
 
 class Surroundings(Protocol):
-    """What a node needs of the world: the time, wires, and what is wrong with the leaves."""
+    """The world as a node needs it: the time, wires, and what is wrong with the leaves."""
 
     now: float
 
@@ -93,7 +93,7 @@ class SimWorker:
         self.job: Iterator[None] | None = None
 
     def order(self, session: m.SessionId) -> None:
-        """Go to a coordinator, in this life."""
+        """Goes to a coordinator, with this session."""
         if self.exit is None:
             self._hang_up()
             self.job = None
@@ -114,7 +114,7 @@ class SimWorker:
 
     @property
     def can_work(self) -> bool:
-        """Whether it has anything to do."""
+        """True if it has anything to do."""
         there = self.exit is None and not self.stopped and self.session is not None
         return there and (self.job is not None or bool(self.session and self.session.jobs))
 
@@ -160,7 +160,7 @@ class SimWorker:
                 if not session.needed(task.attempt):
                     return
                 fate = self.world.fate(self, leaf)
-                if fate == "death":
+                if fate == "crash":
                     self.end("killed (SIGKILL)")
                     return
                 if fate == "nan" and task.verb == "gradient":
