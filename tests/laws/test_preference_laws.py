@@ -136,7 +136,7 @@ def test_one_node_with_desirable_and_one_with_undesirable_rows_is_the_global_bat
         engine.asked.clear()
     ran = assert_equals_one_machine(case, model, engines[:2])
     seen = [
-        {label for numbers in work.row_inputs for label in numbers["labels"]}
+        {label for row_inputs in work.row_inputs for label in row_inputs["labels"]}
         for engine in engines[:2]
         for work in engine.asked
         if work.task.verb == "gradient"
