@@ -1,6 +1,6 @@
-"""The batches of the reference trainer, padded lists of ids. Their order is the order of a run (batch_order.py).
+"""The reference trainer's batches, padded lists of ids. Their order is the run's own (batch_order.py).
 
-A run does not compute on their widths. Shapes: B rows of a batch, L tokens of its width.
+Shapes: B rows of a batch, L tokens of its width.
 """
 
 from collections.abc import Iterator, Sequence

@@ -117,9 +117,7 @@ def test_a_worker_whose_partials_are_always_damaged_is_restarted(
 
     caught = nodes.catch(UP, lambda name, message: is_partial(nodes, name, message), always)
     assert train(config_of(model, folder, "kto"), nodes.port) == 0
-    cause = (
-        f"{caught.name} connecting it sent what makes no sense: 6 vectors arrived damaged; its worker is restarted"
-    )
+    cause = f"{caught.name} connecting it sent what makes no sense: 6 vectors arrived damaged; its worker is restarted"
     assert any(line.startswith(cause) for line in told(folder).splitlines()), told(folder)
     assert sha(folder) == expected
 
