@@ -7,7 +7,7 @@ from mlxdist.coordinator.config.field_types import any_of
 from mlxdist.coordinator.config.schema import RunConfig
 from mlxdist.protocol.methods import METHODS, loss_fault, named
 
-ROLES = ("messages", "tools", "text", "prompt", "completion", "chosen", "rejected", "label")
+ROLES = ("messages", "tools", "text", "system", "prompt", "completion", "chosen", "rejected", "label")
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ class DataConfig:
     valid_fraction: Part = 0.0  # share of the training rows set apart for validation; 0 = none
     columns: Mapping[str, str] = field(default_factory=dict)  # our name = the name in the file
     train_on: Literal["last", "all", "everything"] = "last"  # messages: last or all assistant turns, or every token
+    plain_text: Literal["auto", "chat", "raw"] = "auto"  # prompts and responses of text; chat: as turns of the template
     append_eos: bool = True  # one end token after completions and preference responses
     unpair: bool = False  # kto: each pair becomes a desirable and an undesirable row
     on_bad_row: Literal["error", "skip"] = "error"  # skip: faulty rows are left out, counted and reported

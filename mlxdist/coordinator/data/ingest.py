@@ -10,6 +10,7 @@ from mlxdist.coordinator.batch.row_store import RowStore
 from mlxdist.coordinator.data.records import Record, Source
 from mlxdist.coordinator.encode.encoding import Draft, Encoding
 from mlxdist.coordinator.encode.preference import draft_pair
+from mlxdist.coordinator.encode.remarks import Tally
 from mlxdist.coordinator.encode.row_errors import Fault, RowError
 from mlxdist.coordinator.encode.row_formats import Shaping, mapped, shape_of
 from mlxdist.coordinator.encode.sft import draft_sft
@@ -30,7 +31,8 @@ class ReadFile:
     faults: tuple[Fault, ...]  # in the order of their lines
     n_rows: int  # good and faulty
     shape: str  # "" where no row is good
-    plain: bool  # whether prompts and responses are texts, which no chat template touches
+    plain: bool  # whether prompts and responses are texts
+    tally: Tally  # what is to be said of its rows
 
 
 def read_source(source: Source, encoding: Encoding, progress: Progress) -> ReadFile:
@@ -42,7 +44,7 @@ def read_source(source: Source, encoding: Encoding, progress: Progress) -> ReadF
     shaping = Shaping(config.method, config.data.columns, config.data.unpair)
     store = RowStore(source.name, config.method, config.batch.max_length, encoding.tokenizer.bos_id)
     faults: list[Fault] = []
-    n_rows, n_characters, first, plain = 0, 0, ("", 0), False
+    n_rows, n_characters, first, plain, tally = 0, 0, ("", 0), False, Tally()
     with ThreadPoolExecutor(max_workers=1) as thread:
         encoder = _Encoder(encoding, store, thread)
         for record in source.records():
@@ -55,6 +57,7 @@ def read_source(source: Source, encoding: Encoding, progress: Progress) -> ReadF
                 if shape != first[0]:
                     raise _mixed(source.name, first, (shape, record.line))
                 made = draft(shape, fields, encoding)
+                tally.add(made.remarks)
                 encoder.waiting.append((record.line, made))
                 n_characters += sum(map(len, made.texts))
             except RowError as reason:
@@ -65,7 +68,7 @@ def read_source(source: Source, encoding: Encoding, progress: Progress) -> ReadF
                 progress(f"reading {source.name}", record.share)
         faults += [*encoder.turn(), *encoder.turn()]
     progress(f"reading {source.name}", 1.0)
-    return ReadFile(store, tuple(sorted(faults, key=lambda fault: fault.line)), n_rows, first[0], plain)
+    return ReadFile(store, tuple(sorted(faults, key=lambda fault: fault.line)), n_rows, first[0], plain, tally)
 
 
 def fields_of(record: Record, shaping: Shaping) -> Mapping[str, Any]:

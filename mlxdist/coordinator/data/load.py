@@ -18,8 +18,8 @@ from mlxdist.coordinator.data.checks import (
 from mlxdist.coordinator.data.ingest import Progress, ReadFile, read_source
 from mlxdist.coordinator.data.records import Splits
 from mlxdist.coordinator.data.sources import find
-from mlxdist.coordinator.encode.chat_template import ChatTemplate
-from mlxdist.coordinator.encode.encoding import Encoding
+from mlxdist.coordinator.encode.chat_template import ChatTemplate, switches_of
+from mlxdist.coordinator.encode.encoding import Encoding, plain_text_note
 from mlxdist.coordinator.encode.row_errors import refusal, skipped
 from mlxdist.protocol.errors import DataError
 from mlxdist.protocol.methods import METHODS
@@ -64,7 +64,8 @@ def encoding_of(config: RunConfig) -> Encoding:
     text = Path(given).read_text(encoding="utf-8") if given and "{" not in given and "\n" not in given else given
     wrapper = load(config.model, text)
     apply = wrapper.apply_chat_template if wrapper.has_chat_template else None
-    template = ChatTemplate(apply, config.data.chat_template_kwargs)
+    switches = switches_of(getattr(wrapper, "chat_template", None))
+    template = ChatTemplate(apply, config.data.chat_template_kwargs, switches)
     return Encoding(config, hub_tokenizer(wrapper, wrapper.eos_token_ids), template)
 
 
@@ -151,12 +152,10 @@ def fault_notes(files: Sequence[ReadFile], config: RunConfig) -> list[str]:
 
 
 def template_notes(file: ReadFile, encoding: Encoding) -> list[str]:
-    """What the chat template could not do, or is not used for."""
+    """The sentences on what the chat template cannot do or does otherwise than the rows say."""
     notes = []
     if encoding.template.folded:
         notes.append("The chat template takes no system turn: system texts stand at the start of the first user turn.")
-    if file.plain and encoding.template.apply is not None:
-        notes.append(
-            "Prompts and responses are plain texts: the model's chat template, which is for messages, is not used."
-        )
-    return notes
+    if file.plain:
+        notes.append(plain_text_note(encoding))
+    return notes + file.tally.sentences(file.n_rows)

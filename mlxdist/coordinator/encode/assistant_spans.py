@@ -1,26 +1,30 @@
-"""Which part of a rendered conversation is an assistant's turn, by comparing renders, never by counting their tokens.
+"""The part of a rendered conversation that is an assistant's turn, found by comparing renders.
 
 A turn starts where the render of what is before it, with a generation prompt, stops being the start of the whole
-render, and ends where the render up to it does. Templates that render earlier turns differently (thinking is dropped
-from them) break both comparisons; there the turn is found by rendering the conversation with other words in its place.
-Shapes: characters of the whole render; tokens come later (sft.py).
+render, and ends where the render up to it does. A template that shows earlier turns otherwise than the last one (it
+removes their reasoning, it inserts an empty thought) breaks both comparisons. There the conversation is rendered again
+with other words in the turn: in its content, its reasoning and its calls. What differs between the two is the turn.
+Shapes: characters of the whole render; tokens come later (turn_tokens.py).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mlxdist.coordinator.encode.boundaries import common_prefix
-from mlxdist.coordinator.encode.messages import Message, Renderer
+from mlxdist.coordinator.encode.messages import REASONING, Message, Renderer
 from mlxdist.coordinator.encode.row_errors import RowError
 
-UNUSUAL = "ЖΩ字ƶɸʬ"
+# Stand-ins for a turn's words: first characters that texts hardly have, then ASCII for templates that escape others.
+STAND_INS = "ЖΩ字ƶɸʬQZXJ"
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The texts whose tokens, where they are the whole row's own, come before a turn's start and before its end."""
+    """A turn's place in the whole render, and the texts whose tokens come before its start and before its end."""
 
+    start: int
+    end: int
     before: str  # "": the turn is the first thing there is
     through: str | None  # None: the turn goes to the end
 
@@ -34,20 +38,32 @@ class Conversation:
     kwargs: Mapping[str, Any]
     text: str
 
+    def render(self, messages: Sequence[Message], *, prompt: bool = False) -> str | None:
+        """Other messages rendered in the same way, None where the template refuses them."""
+        try:
+            return self.template.render(messages, add_generation_prompt=prompt, **self.kwargs)
+        except RowError:
+            return None
+
     def part(self, end: int, *, prompt: bool = False) -> str:
         """The render of the first `end` messages, "" where the template refuses them."""
-        try:
-            return self.template.render(self.messages[:end], add_generation_prompt=prompt, **self.kwargs)
-        except RowError:
-            return ""
+        return self.render(self.messages[:end], prompt=prompt) or ""
 
-    def reworded(self, place: int, end: int) -> str:
-        """The render of the first `end` messages with other words for message `place`."""
-        message = self.messages[place]
-        # a character that the content does not have, so that nothing the two renders share is the content's
-        word = next((letter for letter in UNUSUAL if letter not in message["content"]), UNUSUAL[0])
-        changed = [*self.messages[:place], {**message, "content": word}, *self.messages[place + 1 : end]]
-        return self.template.render(changed, add_generation_prompt=False, **self.kwargs)
+    def with_turn(self, place: int, message: Message, end: int | None = None) -> str | None:
+        """The render of the first `end` messages, `message` at `place`; None where the template refuses them."""
+        return self.render([*self.messages[:place], message, *self.messages[place + 1 :][: self._more(place, end)]])
+
+    def _more(self, place: int, end: int | None) -> int:
+        return (len(self.messages) if end is None else end) - place - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Reworded:
+    """A conversation with other words in one turn."""
+
+    message: Message
+    word: str
+    text: str  # the whole render with it
 
 
 def rendered(messages: Sequence[Message], template: Renderer, kwargs: Mapping[str, Any]) -> Conversation:
@@ -56,35 +72,136 @@ def rendered(messages: Sequence[Message], template: Renderer, kwargs: Mapping[st
 
 
 def turn(whole: Conversation, place: int) -> Turn:
-    """The turn of message `place` in the whole render. Raises RowError where the template does not show it."""
+    """The turn of message `place` in the whole render. Raises RowError where the template shows nothing of it."""
+    before, start = _start(whole, place)
     last = place == len(whole.messages) - 1
-    return Turn(_before(whole, place), None if last else _through(whole, place))
+    end = len(whole.text) if last else _end(whole, place, start)
+    _check_shown(whole, place, whole.text[start:end])
+    return Turn(start, end, before, None if last else whole.text[:end])
 
 
-def _before(whole: Conversation, place: int) -> str:
+def own_words(whole: Conversation, place: int, least: int = 0) -> int:
+    """The first character of a turn's own words: up to it the render is the same with other words in the turn.
+
+    Words that changed the render before `least`, where an earlier turn is, say nothing of this one.
+    """
+    found = (common_prefix(whole.text, each.text) for each in _rewordings(whole, place))
+    return next((start for start in found if start >= least), len(whole.text))
+
+
+def _start(whole: Conversation, place: int) -> tuple[str, int]:
     if place == 0:
-        return ""
+        return "", 0
     prompt = whole.part(place, prompt=True)
-    shared = common_prefix(whole.text, prompt)
-    if prompt and (shared == len(prompt) or shared >= len(whole.part(place)) > 0):
-        return prompt
-    return whole.text[: common_prefix(whole.text, whole.reworded(place, len(whole.messages)))]
+    if prompt and whole.text.startswith(prompt):
+        return prompt, len(prompt)
+    shared, closed = common_prefix(whole.text, prompt), len(whole.part(place))
+    if prompt and shared >= closed > 0:
+        start = max(_before_tag(whole.text[: min(shared, own_words(whole, place, closed))]), closed)
+        return (prompt if start == shared else whole.text[:start]), start
+    start = _after_header(whole, place, prompt)
+    return whole.text[:start], start
 
 
-def _through(whole: Conversation, place: int) -> str:
+def _before_tag(text: str) -> int:
+    """The length of `text` without a tag begun at its end: "<think>" and "<tool_call>" share characters, no token."""
+    opened = text.rfind("<")
+    return opened if opened > text.rfind(">") else len(text)
+
+
+def _after_header(whole: Conversation, place: int, prompt: str) -> int:
+    """The end of the turn's header, such as <|im_start|>assistant, where the turns before it are shown otherwise.
+
+    A generation prompt is that header, perhaps with an opened thought. It is looked for behind the words of the message
+    before; where it is not there, the turn starts at its own words.
+    """
+    other = next(_rewordings(whole, place - 1), None)
+    nearest = 0 if other is None else len(whole.text) - common_suffix(whole.text, other.text)
+    own, before = own_words(whole, place, nearest), whole.part(place)
+    header = prompt[len(before) :] if before and prompt.startswith(before) and other is not None else ""
+    while header:
+        at = whole.text.rfind(header, nearest, own)
+        if at >= 0:
+            return at + len(header)
+        header = header[: max(header.rfind("<"), 0)]
+    return own
+
+
+def _end(whole: Conversation, place: int, start: int) -> int:
     closed = whole.part(place + 1)
-    if closed and whole.text.startswith(closed):
-        return closed
-    other = whole.reworded(place, len(whole.messages))
-    start = common_prefix(whole.text, other)
-    if start == len(whole.text) == len(other):
-        raise RowError(f"the chat template leaves out turn {place + 1}, which would be trained")
-    after = common_suffix(whole.text[start:], other[start:])
-    content_end = len(whole.text) - after
-    # what closes the turn where the conversation ends with it: the end token, perhaps a line break
-    shut, shut_other = whole.part(place + 1), whole.reworded(place, place + 1)
-    closing = shut[len(shut) - common_suffix(shut, shut_other) :]
-    return whole.text[: content_end + common_prefix(whole.text[content_end:], closing)]
+    if len(closed) > start and whole.text.startswith(closed):
+        return len(closed)
+    shared, before = common_prefix(closed, whole.part(place, prompt=True)), whole.part(place)
+    alone = closed[shared:] if before and closed.startswith(before) and shared >= len(before) else ""
+    if alone.strip() and whole.text.startswith(alone, start):
+        return start + len(alone)
+    seen = False
+    for other in _rewordings(whole, place):
+        seen = True
+        behind = len(other.text) - 1 - other.text.rindex(other.word)
+        if common_suffix(whole.text[start:], other.text[start:]) != behind:
+            continue  # the words changed what follows the turn: a tool's answer that repeats the function's name
+        end = len(whole.text) - behind
+        shut = whole.with_turn(place, other.message, place + 1) or ""
+        closing = shut.rpartition(other.word)[2] if other.word in shut else ""
+        return end + common_prefix(whole.text[end:], closing)
+    if seen:
+        raise RowError(f"the end of turn {place + 1} cannot be told from the chat template's renders")
+    raise RowError(_left_out(place))
+
+
+def _rewordings(whole: Conversation, place: int) -> Iterator[Reworded]:
+    """The conversation with other words in one turn, in several ways, as far as the template shows them."""
+    for word in STAND_INS:
+        if word in whole.text:
+            continue
+        shown = False
+        for message in _variants(whole.messages[place], word):
+            text = whole.with_turn(place, message)
+            if text is not None and word in text:
+                shown = True
+                yield Reworded(message, word, text)
+        if shown:
+            return
+
+
+def _variants(message: Message, word: str) -> Iterator[Message]:
+    reworded = {**message, "content": word, **{key: word for key in REASONING if message.get(key)}}
+    calls = message.get("tool_calls")
+    if calls:
+        for name in (word, None):
+            yield {**reworded, "tool_calls": [_reworded_call(call, word, name) for call in calls]}
+    yield reworded
+    plain = {"role": message["role"], "content": word}
+    if plain != reworded:
+        yield plain
+
+
+def _reworded_call(call: Mapping[str, Any], word: str, name: str | None) -> dict[str, Any]:
+    function = call["function"]
+    return {**call, "function": {**function, "name": name or function["name"], "arguments": {word: word}}}
+
+
+def _check_shown(whole: Conversation, place: int, text: str) -> None:
+    """Raises RowError where the render has no words of a turn, AssertionError where it has and none was found."""
+    message = whole.messages[place]
+    content = message["content"].strip()
+    if content and content in text:
+        return
+    shown, bare = whole.text, {"role": message["role"], "content": "" if content else message["content"]}
+    if whole.with_turn(place, bare) == shown:
+        fields = [key for key in (*REASONING, "tool_calls") if message.get(key)]
+        raise RowError(_left_out(place, [*fields, "content"] if content else fields))
+    if not text.strip():
+        without = whole.render([*whole.messages[:place], *whole.messages[place + 1 :]])
+        if without == shown or not any(True for _ in _rewordings(whole, place)):
+            raise RowError(_left_out(place))
+        raise AssertionError(f"turn {place + 1} is shown by the chat template, and no character of it was found")
+
+
+def _left_out(place: int, fields: Sequence[str] = ()) -> str:
+    said = f"the chat template leaves out turn {place + 1}, which would be trained"
+    return f"{said}: it does not show {' and '.join(fields)}" if fields else said
 
 
 def common_suffix(left: str, right: str) -> int:

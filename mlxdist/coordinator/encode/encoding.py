@@ -8,6 +8,7 @@ from mlxdist.coordinator.batch.row_store import Words
 from mlxdist.coordinator.config.schema import RunConfig
 from mlxdist.coordinator.encode.chat_template import ChatTemplate
 from mlxdist.coordinator.encode.messages import kwargs_of, tools_of
+from mlxdist.coordinator.encode.remarks import Remark
 from mlxdist.coordinator.encode.tokenizer import Tokenizer
 
 
@@ -18,6 +19,12 @@ class Encoding:
     config: RunConfig
     tokenizer: Tokenizer
     template: ChatTemplate
+
+    @property
+    def wraps(self) -> bool:
+        """Prompts and responses of plain text become turns of the chat template (data.plain_text)."""
+        way = self.config.data.plain_text
+        return way == "chat" or (way == "auto" and self.template.apply is not None)
 
     @property
     def bos(self) -> list[int]:
@@ -66,8 +73,23 @@ class Draft:
 
     texts: tuple[str, ...]
     finish: Callable[[Sequence[list[int]]], list[Encoded]]  # the texts' ids to rows; raises RowError
+    remarks: tuple[Remark, ...] = ()  # what is to be said of the row
 
 
-def ends_itself(render: str, content: str) -> bool:
-    """Whether a template closes the last turn: something stands behind its content."""
-    return not (content.strip() and render.rstrip().endswith(content.strip()))
+def plain_text_note(encoding: Encoding) -> str:
+    """The sentence on prompts and responses of plain text: which way they are read, and why."""
+    way, has_template = encoding.config.data.plain_text, encoding.template.apply is not None
+    if encoding.wraps:
+        return (
+            "Prompts and responses are plain texts: they become user and assistant turns of the chat template, as chat "
+            f'programs will ask the model (data.plain_text = "{way}"; "raw" joins them as they stand).'
+        )
+    if has_template:
+        return (
+            "Prompts and responses are plain texts, joined as they stand: the model's chat template is not used "
+            '(data.plain_text = "raw"), and a program that uses it will ask the model in another form.'
+        )
+    return (
+        "Prompts and responses are plain texts, joined as they stand: this tokenizer has no template for conversations "
+        f'(data.plain_text = "{way}").'
+    )

@@ -8,19 +8,14 @@ import numpy as np
 
 from mlxdist.coordinator.batch.row_store import pack
 from mlxdist.coordinator.encode.assistant_spans import rendered, turn
-from mlxdist.coordinator.encode.boundaries import common_prefix, cut_left, join_pair
-from mlxdist.coordinator.encode.encoding import Draft, Encoded, Encoding, ends_itself
+from mlxdist.coordinator.encode.boundaries import boundary, common_prefix, cut_left, join_pair
+from mlxdist.coordinator.encode.encoding import Draft, Encoded, Encoding
+from mlxdist.coordinator.encode.exchange import Exchange, exchange_of
 from mlxdist.coordinator.encode.labels import label_of
-from mlxdist.coordinator.encode.messages import (
-    TEXT_OR_MESSAGES,
-    Message,
-    as_messages,
-    filled_text,
-    is_empty_turn,
-    messages_of,
-    text_of,
-)
+from mlxdist.coordinator.encode.messages import is_empty_turn, marks_of
+from mlxdist.coordinator.encode.remarks import Remark
 from mlxdist.coordinator.encode.row_errors import RowError
+from mlxdist.coordinator.encode.shown import turn_remarks, unused
 from mlxdist.protocol.methods import METHODS
 
 Split = tuple[list[int], list[int]]  # the ids of a prompt and of its response, neither cut
@@ -30,19 +25,21 @@ def draft_pair(shape: str, fields: Mapping[str, Any], encoding: Encoding) -> Dra
     """The texts of one row of preferences. Raises RowError."""
     if shape == "prompt, completion, label":
         label = label_of(fields["label"])
-        response = _response(fields["prompt"], fields["completion"], "completion", fields, encoding)
-        return Draft(response.texts, lambda ids: [_kto(encoding, response.split(ids, encoding), label)])
-    chosen, rejected, prompt = fields["chosen"], fields["rejected"], fields.get("prompt")
-    if isinstance(chosen, list) and isinstance(rejected, list) and not isinstance(prompt, list):
-        prompt, chosen, rejected = _told_apart(prompt, chosen, rejected)
-    if prompt is None:
-        return _draft_implicit(chosen, rejected, encoding)
-    one = _response(prompt, chosen, "chosen", fields, encoding)
-    other = _response(prompt, rejected, "rejected", fields, encoding)
+        given = exchange_of(fields, ("completion",), encoding)
+        one = _response(given, 0, "completion", fields, encoding)
+        remarks = (*given.remarks, *one.remarks)
+        return Draft(one.texts, lambda ids: [_kto(encoding, one.split(ids, encoding), label)], remarks)
+    given = exchange_of(fields, ("chosen", "rejected"), encoding)
+    if given.prompt is None:
+        return _draft_implicit(given.responses, encoding)
+    one, other = (_response(given, place, name, fields, encoding) for place, name in enumerate(("chosen", "rejected")))
+    if one.whole == other.whole:
+        raise RowError("chosen and rejected are equal")
     many = len(one.texts)
     return Draft(
         (*one.texts, *other.texts),
         lambda ids: _paired(encoding, one.split(ids[:many], encoding), other.split(ids[many:], encoding)),
+        (*given.remarks, *one.remarks, *other.remarks),
     )
 
 
@@ -50,60 +47,69 @@ def draft_pair(shape: str, fields: Mapping[str, Any], encoding: Encoding) -> Dra
 class _Response:
     """One prompt with one response, as texts."""
 
-    joint: str
+    whole: str
     prompt: str
-    response: str
-    closed: bool  # whether the response ends itself, as a chat render does
+    apart: str | None  # the response, where both are texts that are joined; None: both are one render
+    ends_open: bool  # an end token belongs behind it
+    remarks: tuple[Remark, ...] = ()
 
     @property
     def texts(self) -> tuple[str, str]:
-        return self.joint, self.prompt
+        return self.whole, self.prompt
 
     def split(self, ids: Sequence[list[int]], encoding: Encoding) -> Split:
-        """Prompt and response of the ids of `texts`, the response with its EOS. Raises RowError where it has none."""
-        joint, prompt_len = join_pair(ids[1], ids[0], lambda: encoding.tokenizer.encode(self.response))
+        """Prompt and response of the ids of `texts`, the response with its EOS. Raises RowError where it has none.
+
+        A render is cut between its own tokens. Texts that merge across the seam are put together as encoded apart.
+        """
+        if self.apart is None:
+            joint, prompt_len = ids[0], boundary(ids[0], ids[1])
+        else:
+            joint, prompt_len = join_pair(ids[1], ids[0], lambda: encoding.tokenizer.encode(self.apart or ""))
         prompt, response = joint[:prompt_len], joint[prompt_len:]
         if not response:
             raise RowError("a response has no tokens")
-        return prompt, response if self.closed else encoding.ended(response)
+        return prompt, encoding.ended(response) if self.ends_open else response
 
 
-def _response(prompt: object, response: object, field: str, fields: Mapping[str, Any], encoding: Encoding) -> _Response:
-    """`prompt` and `response`: a text or messages each. Thinking is off unless the run or the row says otherwise."""
+def _response(given: Exchange, place: int, name: str, fields: Mapping[str, Any], encoding: Encoding) -> _Response:
+    """The prompt with one of its responses. Thinking is off unless the run or the row says otherwise."""
     kwargs = encoding.render_kwargs(fields, enable_thinking=False)
+    prompt, response = given.prompt, given.responses[place]
+    _check_marks(fields, name)
     if isinstance(response, str):
-        words = filled_text(response, field)
-        if isinstance(prompt, str):
-            before = text_of(prompt, "prompt")
-        else:
-            before = encoding.template.render(
-                messages_of(prompt, "prompt", TEXT_OR_MESSAGES), add_generation_prompt=True, **kwargs
-            )
-        return _Response(before + words, before, words, closed=False)
-    opening: list[Message] = [] if prompt == [] else as_messages(prompt, "prompt", "user")
-    turns = messages_of(response, field, TEXT_OR_MESSAGES)
-    if is_empty_turn(turns[-1]):
-        raise RowError(f"the last turn of {field} is empty")
-    whole = rendered([*opening, *turns], encoding.template, kwargs)
-    before = turn(whole, len(opening)).before
-    before = before[: common_prefix(before, whole.text)]
-    closed = ends_itself(whole.text, turns[-1]["content"])
-    return _Response(whole.text, before, whole.text[len(before) :], closed)
+        before = prompt
+        if not isinstance(before, str):
+            before = encoding.template.render(before or [], add_generation_prompt=True, **kwargs)
+        return _Response(before + response, before, response, ends_open=True)
+    last = response[-1]
+    if last["role"] != "assistant":
+        raise RowError(f"the last turn of {name} is the {last['role']}'s; a response ends with an assistant turn")
+    if is_empty_turn(last):
+        raise RowError(f"the last turn of {name} is empty")
+    opening = prompt if isinstance(prompt, list) else []
+    messages = [*opening, *response]
+    whole = rendered(messages, encoding.template, kwargs)
+    remarks = unshown = unused(whole)
+    first = turn(whole, len(opening))
+    for at in range(len(opening), len(messages)):
+        if messages[at]["role"] == "assistant":
+            found = first if at == len(opening) else turn(whole, at)  # refuses a turn that the template does not show
+            remarks = [*remarks, *turn_remarks(whole, at, found, encoding.template, unshown)]
+    return _Response(whole.text, first.before, None, not encoding.template.closes(messages), tuple(remarks))
 
 
-def _told_apart(prompt: object, chosen: list[Any], rejected: list[Any]) -> tuple[object, list[Any], list[Any]]:
-    """The prompt of two conversations: what they share in whole messages, else the prompt's own text as a user turn."""
-    shared = common_prefix(chosen, rejected)
-    if shared in (len(chosen), len(rejected)):
-        raise RowError("chosen and rejected do not part in any message, so no prompt can be told from them")
-    if shared == 0 and prompt is not None:
-        return prompt, chosen, rejected
-    return chosen[:shared], chosen[shared:], rejected[shared:]
+def _check_marks(fields: Mapping[str, Any], name: str) -> None:
+    """Raises RowError for a response with a turn that is marked not to be trained, and for marks that are none."""
+    marks_of(fields.get("prompt"), "prompt")
+    for place, mark in enumerate(marks_of(fields[name], name)):
+        if mark is False and fields[name][place].get("role") == "assistant":
+            raise RowError(f"{name}[{place}] is marked not to be trained; dpo and kto train whole responses")
 
 
-def _draft_implicit(chosen: object, rejected: object, encoding: Encoding) -> Draft:
+def _draft_implicit(responses: Sequence[object], encoding: Encoding) -> Draft:
     """Two texts: the prompt is the longest common prefix of their tokens."""
-    texts = (filled_text(chosen, "chosen"), filled_text(rejected, "rejected"))
+    texts = tuple(text for text in responses if isinstance(text, str))
 
     def finish(ids: Sequence[list[int]]) -> list[Encoded]:
         shared = common_prefix(ids[0], ids[1])
@@ -116,6 +122,8 @@ def _draft_implicit(chosen: object, rejected: object, encoding: Encoding) -> Dra
 
 
 def _paired(encoding: Encoding, chosen: Split, rejected: Split) -> list[Encoded]:
+    if chosen == rejected:
+        raise RowError("chosen and rejected are equal as the model reads them")
     if METHODS[encoding.config.method].labels:  # data.unpair
         return [_kto(encoding, chosen, True), _kto(encoding, rejected, False, side=1)]
     branches, lengths = [], []

@@ -9,7 +9,7 @@ SHOWN = 10
 
 
 class RowError(Exception):
-    """A row that cannot be trained on; its text is the reason, to follow "file:line: ". `reading` makes faults of them.
+    """A row that cannot be trained on; its text is the reason, to follow "file:line: ". ingest makes a Fault of it.
 
     `length`: the row's tokens where it is its length that is wrong, else 0.
     """
@@ -39,7 +39,7 @@ def refusal(faults: Sequence[Fault], n_rows: int, advice: str = "") -> DataError
     lines = [f"  {fault.where}: {fault.reason}" for fault in faults[:SHOWN]]
     if len(faults) > SHOWN:
         lines.append(f"  … and {len(faults) - SHOWN} more")
-    cure = 'Mend them, or set data.on_bad_row = "skip" to train without them.'
+    cure = 'Fix them, or set data.on_bad_row = "skip" to train without them.'
     return DataError(
         "\n".join([f"{_count(faults, n_rows)}, nothing was trained:", *lines, *([advice] if advice else []), cure])
     )
@@ -50,6 +50,18 @@ def skipped(faults: Sequence[Fault], n_rows: int) -> str:
     first = "; ".join(f"{fault.where}: {fault.reason}" for fault in faults[:3])
     more = f"; and {len(faults) - 3} more" if len(faults) > 3 else ""
     return f"{_count(faults, n_rows)} and left out ({first}{more})."
+
+
+def kind_of(value: object) -> str:
+    """The kind of a value in a reader's words: 'null', 'a list', 'a number (3)'."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return f"{str(value).lower()}"
+    if isinstance(value, int | float):
+        return f"a number ({value})"
+    kinds = ((str, "text"), (list, "a list"), (dict, "an object"))
+    return next((name for kind, name in kinds if isinstance(value, kind)), type(value).__name__)
 
 
 def _count(faults: Sequence[Fault], n_rows: int) -> str:

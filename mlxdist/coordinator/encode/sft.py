@@ -4,19 +4,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlxdist.coordinator.batch.row_store import pack
-from mlxdist.coordinator.encode.assistant_spans import Turn, rendered, turn
-from mlxdist.coordinator.encode.boundaries import boundary, common_prefix
-from mlxdist.coordinator.encode.encoding import Draft, Encoded, Encoding, ends_itself
-from mlxdist.coordinator.encode.messages import (
-    Message,
-    as_messages,
-    filled_text,
-    is_empty_turn,
-    last_assistant,
-    messages_of,
-    text_of,
-)
+from mlxdist.coordinator.encode.assistant_spans import rendered, turn
+from mlxdist.coordinator.encode.boundaries import boundary
+from mlxdist.coordinator.encode.encoding import Draft, Encoded, Encoding
+from mlxdist.coordinator.encode.exchange import exchange_of
+from mlxdist.coordinator.encode.messages import Message, filled_text, is_empty_turn, marks_of, messages_of
+from mlxdist.coordinator.encode.remarks import Remark
 from mlxdist.coordinator.encode.row_errors import RowError
+from mlxdist.coordinator.encode.shown import turn_remarks, unused
+from mlxdist.coordinator.encode.turn_tokens import Span, token_span, with_end_token
+
+Marks = Sequence[bool | None]  # per message: trained, not trained, or as data.train_on says
 
 
 def draft_sft(shape: str, fields: Mapping[str, Any], encoding: Encoding) -> Draft:
@@ -26,56 +24,95 @@ def draft_sft(shape: str, fields: Mapping[str, Any], encoding: Encoding) -> Draf
         return Draft((text,), lambda ids: [_finished(encoding, encoding.ended(ids[0]), [(0, None)])])
     if shape == "messages":
         messages = messages_of(fields["messages"], "messages")
-        return _draft_messages(messages, 0, fields, encoding)
-    prompt, completion = fields["prompt"], fields["completion"]
+        return _draft_messages(messages, marks_of(fields["messages"], "messages"), 0, fields, encoding)
+    given = exchange_of(fields, ("completion",), encoding)
+    prompt, completion = given.prompt, given.responses[0]
     if isinstance(prompt, str) and isinstance(completion, str):
-        return _draft_texts(text_of(prompt, "prompt"), filled_text(completion, "completion"), encoding)
-    before = as_messages(prompt, "prompt", "user")
-    after = as_messages(completion, "completion", "assistant")
-    return _draft_messages([*before, *after], len(before), fields, encoding)
+        return _draft_texts(prompt, completion, given.remarks, encoding)
+    assert isinstance(prompt, list), "an exchange is all texts or all messages"
+    assert isinstance(completion, list), "an exchange is all texts or all messages"
+    marks_of(fields["prompt"], "prompt")  # checked, and without effect: a prompt is not trained
+    marks = marks_of(fields["completion"], "completion")[-len(completion) :]
+    marks = [*[None] * (len(prompt) + len(completion) - len(marks)), *marks]
+    return _draft_messages([*prompt, *completion], marks, len(prompt), fields, encoding, given.remarks)
 
 
-def _draft_texts(prompt: str, completion: str, encoding: Encoding) -> Draft:
+def _draft_texts(prompt: str, completion: str, remarks: tuple[Remark, ...], encoding: Encoding) -> Draft:
     everything = encoding.config.data.train_on == "everything"
 
     def finish(ids: Sequence[list[int]]) -> list[Encoded]:
         start = 0 if everything else boundary(ids[0], ids[1])
         return [_finished(encoding, encoding.ended(ids[0]), [(start, None)])]
 
-    return Draft((prompt + completion, prompt), finish)
+    return Draft((prompt + completion, prompt), finish, remarks)
 
 
-def _draft_messages(messages: list[Message], start: int, fields: Mapping[str, Any], encoding: Encoding) -> Draft:
+def _draft_messages(
+    messages: list[Message],
+    marks: Marks,
+    start: int,
+    fields: Mapping[str, Any],
+    encoding: Encoding,
+    remarks: tuple[Remark, ...] = (),
+) -> Draft:
     """`start` is the first message that may be trained: 0, or the first of a completion."""
-    train_on = encoding.config.data.train_on
+    everything = encoding.config.data.train_on == "everything"
     whole = rendered(messages, encoding.template, encoding.render_kwargs(fields))
-    closed = ends_itself(whole.text, messages[-1]["content"])
-    if train_on == "everything":
-        turns = [Turn("", None)]
-    else:
-        turns = [turn(whole, place) for place in _trained(messages, start, train_on)]
+    closes = encoding.template.closes(messages)
+    places = _masked(messages, marks) if everything else _trained(messages, marks, start, encoding)
+    turns = [turn(whole, place) for place in places]
     texts = [text for each in turns for text in (each.before, each.through or "")]
+    ends_open = messages[-1]["role"] == "assistant" and not closes
 
     def finish(ids: Sequence[list[int]]) -> list[Encoded]:
         full, spans = ids[0], []
         for place, each in enumerate(turns):
             before, through = ids[1 + 2 * place], ids[2 + 2 * place]
-            spans.append((boundary(full, before), None if each.through is None else common_prefix(full, through)))
-        return [_finished(encoding, full if closed else encoding.ended(full), spans)]
+            span = token_span(full, before, None if each.through is None else through, encoding)
+            spans.append(span if closes else with_end_token(full, span, encoding))
+        ended = encoding.ended(full) if ends_open else full
+        return [_finished(encoding, ended, _outside(spans) if everything else spans)]
 
-    return Draft((whole.text, *texts), finish)
+    unshown = unused(whole)
+    said = [*remarks, *_mark_remarks(messages, marks), *unshown]
+    if not everything:
+        for place, found in zip(places, turns, strict=True):
+            said += turn_remarks(whole, place, found, encoding.template, unshown)
+    return Draft((whole.text, *texts), finish, tuple(said))
 
 
-def _trained(messages: Sequence[Message], start: int, train_on: str) -> list[int]:
+def _trained(messages: Sequence[Message], marks: Marks, start: int, encoding: Encoding) -> list[int]:
+    """The places of the turns to train: those marked so, and of those without a mark the ones of data.train_on."""
     places = [place for place in range(start, len(messages)) if messages[place]["role"] == "assistant"]
     if not places:
         raise RowError('no assistant turn to train on (data.train_on = "everything" trains on every token)')
-    if train_on == "last" and not start:
-        places = [last_assistant(messages)]
-    for place in places:
+    unmasked = [place for place in places if marks[place] is not False]
+    if not unmasked:
+        raise RowError("every assistant turn is marked not to be trained (weight 0 or train false)")
+    if encoding.config.data.train_on == "last" and not start:
+        unmasked = [place for place in unmasked if marks[place] or place == unmasked[-1]]
+    for place in unmasked:
         if is_empty_turn(messages[place]):
             raise RowError(f"the assistant turn at message {place + 1} is empty")
-    return places
+    return unmasked
+
+
+def _masked(messages: Sequence[Message], marks: Marks) -> list[int]:
+    """The places of the assistant turns that are marked not to be trained."""
+    return [place for place, mark in enumerate(marks) if mark is False and messages[place]["role"] == "assistant"]
+
+
+def _mark_remarks(messages: Sequence[Message], marks: Marks) -> list[Remark]:
+    """A remark where a turn that is not the assistant's is marked to be trained, which has no effect."""
+    asked = (mark and message["role"] != "assistant" for message, mark in zip(messages, marks, strict=True))
+    return [Remark("mark")] if any(asked) else []
+
+
+def _outside(spans: Sequence[Span]) -> list[Span]:
+    """The parts of a row between spans in their order."""
+    starts: list[int | None] = [0, *(end for _, end in spans)]
+    ends: list[int | None] = [*(start for start, _ in spans), None]
+    return [(start, end) for start, end in zip(starts, ends, strict=True) if start is not None]
 
 
 def _finished(encoding: Encoding, ids: list[int], spans: Sequence[tuple[int, int | None]]) -> Encoded:

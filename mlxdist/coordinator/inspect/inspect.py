@@ -168,6 +168,7 @@ class CharacterTokenizer:
 def plain_encoding(config: RunConfig) -> Encoding:
     """Returns an encoding in characters, with plain conversations. It cuts nothing: `max_length` counts tokens."""
     uncut = replace(config, batch=replace(config.batch, max_length=NO_LIMIT), preference=PreferenceConfig())
+    uncut = replace(uncut, data=replace(config.data, plain_text="raw"))
     return Encoding(uncut, CharacterTokenizer(), ChatTemplate(plain_template))
 
 

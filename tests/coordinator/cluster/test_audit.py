@@ -26,12 +26,11 @@ from mlxdist.coordinator.training.adamw import no_moments
 from mlxdist.coordinator.training.initial_adapter import draw
 from mlxdist.coordinator.training.startup import plan_sentences
 from mlxdist.coordinator.training.state import State
-from mlxdist.node.link.session import Session, Work
-from mlxdist.node.work.engine import Engine, Offer, Say
+from mlxdist.node.link.jobs import Job, Partial, Results
+from mlxdist.node.work.engine import Engine
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import NodeError
 from mlxdist.protocol.transport import CONTROL
-from mlxdist.protocol.tree import Span
 from mlxdist.protocol.vectors import BLOCK_ELEMENTS, Vector
 from tests.coordinator.cluster.scripted_node import Bench, ScriptedNode
 from tests.coordinator.training.silent import Silent
@@ -183,15 +182,16 @@ class Flipping(Engine):
         super().__init__()
         self.inner, self.at, self.bit, self.offered = inner, at, bit, 0
 
-    def perform(self, work: Work, session: Session, say: Say, offer: Offer) -> None:
-        def flipped(task: m.Assignment, span: Span, vector: Vector) -> None:
-            self.offered += 1
-            if self.offered in self.at:
-                vector = vector.copy()
-                vector.view(np.uint32)[np.abs(vector).argmax()] ^= np.uint32(1 << self.bit)
-            offer(task, span, vector)
-
-        self.inner.perform(work, session, say, flipped)
+    def perform(self, job: Job, session: m.SessionId, progress: Callable[[str], None]) -> Results:
+        for result in self.inner.perform(job, session, progress):
+            if isinstance(result, Partial):
+                self.offered += 1
+                if self.offered in self.at:
+                    vector = result.vector.copy()
+                    vector.view(np.uint32)[np.abs(vector).argmax()] ^= np.uint32(1 << self.bit)
+                    yield replace(result, vector=vector)
+                    continue
+            yield result
 
 
 Trained = tuple[str, list[str], int]  # SHA-256 of the adapter, news, audited leaves

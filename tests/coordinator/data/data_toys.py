@@ -11,7 +11,7 @@ import pytest
 from mlxdist.coordinator.config.schema import BatchConfig, DataConfig, RunConfig
 from mlxdist.coordinator.data.load import Dataset, read_splits
 from mlxdist.coordinator.data.sources import find
-from mlxdist.coordinator.encode.chat_template import ChatTemplate
+from mlxdist.coordinator.encode.chat_template import ChatTemplate, switches_of
 from mlxdist.coordinator.encode.encoding import Encoding
 from mlxdist.protocol.errors import DataError
 from mlxdist.protocol.leaves import Row
@@ -78,7 +78,9 @@ def thinking_template(
 
 def toy_config(path: Path | str, method: str = "sft", **values: Any) -> RunConfig:
     """A configuration with a method's defaults; `values` are of [data] and [batch], whichever has the key."""
-    data = DataConfig(path=str(path))
+    data = DataConfig(
+        path=str(path), plain_text="raw"
+    )  # the toys' texts stand as they are unless a test says otherwise
     batch = BatchConfig(size=1, order="sorted" if method == "sft" else "shuffled")
     assert METHODS[method].defaults.get("batch.order", "sorted") == batch.order
     for key, value in values.items():
@@ -93,7 +95,7 @@ def toy_encoding(
     config: RunConfig, tokenizer: ToyTokenizer | None = None, template: Callable[..., str] | None = toy_template
 ) -> Encoding:
     """The toys as a run's tokenizer and template."""
-    chat = ChatTemplate(template, config.data.chat_template_kwargs)
+    chat = ChatTemplate(template, config.data.chat_template_kwargs, switches_of(getattr(template, "source", None)))
     return Encoding(config, tokenizer or ToyTokenizer(), chat)
 
 

@@ -30,7 +30,7 @@ def test_the_first_ten_faults_are_shown_together_in_the_order_of_their_lines(tmp
     assert said[0] == "16 of 20 rows are faulty, nothing was trained:"
     assert said[1] == "  train.jsonl:2: text is a number (1), not text"
     assert [line.split(":")[1] for line in said[1:11]] == ["2", "3", "4", "5", "7", "8", "9", "10", "12", "13"]
-    assert said[11:] == ["  … and 6 more", 'Mend them, or set data.on_bad_row = "skip" to train without them.']
+    assert said[11:] == ["  … and 6 more", 'Fix them, or set data.on_bad_row = "skip" to train without them.']
 
 
 def test_faults_found_before_and_after_tokenising_stand_in_one_order(tmp_path: Path) -> None:
