@@ -1,5 +1,6 @@
-"""The reference trainer's batches, padded lists of ids. Their order is the run's own (batch_order.py); nothing is computed on
-their widths. Shapes: B rows of a batch, L tokens of its width.
+"""The reference trainer's batches, padded lists of ids. Their order is the run's own (batch_order.py).
+
+Shapes: B rows of a batch, L tokens of its width.
 """
 
 from collections.abc import Iterator, Sequence

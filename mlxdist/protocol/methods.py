@@ -127,7 +127,7 @@ METHODS: Mapping[str, MethodSpec] = MappingProxyType({spec.name: spec for spec i
 
 
 def columns_of(names: Iterable[str], values: npt.NDArray[np.float32]) -> dict[str, Column]:
-    """Returns the columns of row outputs [R, columns] by name. Raises ValueError for another number of columns than names."""
+    """Returns the columns of row outputs [R, columns] by name. Raises ValueError unless there is a name for each."""
     return dict(zip(names, values.T, strict=True))
 
 

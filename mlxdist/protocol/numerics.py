@@ -64,7 +64,7 @@ def canary_leaf(vocab_size: int, max_length: int) -> Leaf:
 
 
 def canary_adapter(manifest: Manifest) -> Vector:
-    """Returns a small non-zero adapter, the same on every machine, so that the canary's gradient reaches both A and B."""
+    """Returns a small adapter, the same on every machine, not zero, so that the gradient reaches both A and B."""
     random = np.random.Generator(np.random.PCG64(9))
     return (random.random(manifests.size(manifest), dtype=np.float32) - np.float32(0.5)) * np.float32(0.02)
 
@@ -78,7 +78,7 @@ class Promise:
 
 
 def promise(canaries: Mapping[str, tuple[str, ...]]) -> Promise:
-    """Returns the promise for nodes by name, with the digests of their canary answers, in the order of getting ready."""
+    """Returns the promise, from the digests of the canary answers by node, in the order of getting ready."""
     unsteady = [name for name, digests in canaries.items() if len(set(digests)) != 1]
     if unsteady:
         return Promise("tolerance", f"{', '.join(unsteady)} did not give the same bits three times")

@@ -20,10 +20,10 @@ def rank_by_bits(lora_rank: int, bits: int) -> int:
 
 
 def ranks(modules: Sequence[Module], lora_rank: int, scaling: str, kl: Mapping[str, float]) -> dict[str, int]:
-    """Returns the rank of every module by its path. `scaling`: constant | by_bits | by_kl; `kl` maps paths to sensitivity.
+    """Returns each module's rank by its path. `scaling`: constant | by_bits | by_kl; `kl` maps paths to sensitivity.
 
-    by_kl: max(2, ceil(r * clip(kl / median, 0.5, 2))) with the upper median over the whole map. A module that is not in the
-    map, or every module when there is no map, gets its rank by its bits.
+    by_kl: max(2, ceil(r * clip(kl / median, 0.5, 2))) with the upper median over the whole map. A module that
+    the map lacks, or every module when there is no map, gets its rank by its bits.
     """
     if scaling == "constant":
         return {module.path: lora_rank for module in modules}

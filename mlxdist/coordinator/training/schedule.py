@@ -1,6 +1,6 @@
 """The learning rate of a step: a pure function, so that a resumed run and a test need no state.
 
-With min_lr_ratio = 0 the shapes are those of Hugging Face, except that the warmup starts at lr / warmup_steps, not at 0.
+With min_lr_ratio = 0 the shapes are Hugging Face's, except that the warmup starts at lr / warmup_steps, not at 0.
 """
 
 import math

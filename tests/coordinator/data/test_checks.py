@@ -120,7 +120,7 @@ def test_a_kto_step_of_one_row_is_refused_with_the_cure(tmp_path: Path, count: i
         (4, 0, "All 4 rows are desirable: kto works with one class, and better with both."),
         (
             *(2, 6),
-            "The data has 2 desirable and 6 undesirable rows, which the weights do not balance: set either "
+            "The data has 2 desirable and 6 undesirable rows, and the weights do not balance them: set either "
             "preference.desirable_weight from 3 to 3.99 or preference.undesirable_weight from 0.25 to 0.33, not both.",
         ),
     ],
