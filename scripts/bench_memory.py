@@ -1,4 +1,4 @@
-"""Measure what one leaf's gradient takes, in memory and time: plain autograd, mlx-lm's grad_checkpoint, and ours.
+"""Measures memory and time of one leaf's gradient: plain autograd, mlx-lm's grad_checkpoint, and our paths.
 
     python -m scripts.bench_memory                                   all 63 cells (an hour on two cores)
     python -m scripts.bench_memory --methods sft --lengths 1024      some
@@ -41,7 +41,7 @@ MB = 1e6
 
 
 def measure(method: str, path: str, length: int, free: float) -> dict[str, Any]:
-    """One cell, in this process. `free` is what "auto" may take, in bytes."""
+    """Measures one cell in this process. `free`: the bytes that "auto" may take."""
     from mlxdist.node.work.blas import use_openblas
 
     use_openblas()
@@ -85,7 +85,7 @@ def measure(method: str, path: str, length: int, free: float) -> dict[str, Any]:
 
 
 def one_layer(model: Any, length: int, hidden: int) -> int:
-    """Peak bytes of plain autograd through one layer alone, its activations and gradients: no code of ours."""
+    """Returns the peak bytes of plain autograd through one layer alone, without our code."""
     import mlx.core as mx
     from mlx.utils import tree_flatten, tree_unflatten
 
@@ -102,14 +102,14 @@ def one_layer(model: Any, length: int, hidden: int) -> int:
     mx.clear_cache()
     before = mx.get_active_memory()
     mx.reset_peak_memory()
-    _, slopes = mx.vjp(forward, [border, *values], [border])
-    mx.eval(slopes)
+    _, cotangents = mx.vjp(forward, [border, *values], [border])
+    mx.eval(cotangents)
     layer.update(tree_unflatten(list(zip(names, values, strict=True))))
     return int(mx.get_peak_memory() - before)
 
 
 def law_bytes(model: Any, layer: int, length: int, batches: int, hidden: int, head_chunk: int, vocabulary: int) -> int:
-    """What segments of one layer may hold: one layer's activations, one chunk of logits, the borders, the adapter."""
+    """Returns the bytes that segments of one layer may hold: one layer, a chunk of logits, the borders, the adapter."""
     adapter = sum(value.size for value in _trainable(model).values())
     borders = batches * len(model.layers) * length * hidden
     return layer + 4 * (head_chunk * vocabulary + borders + adapter)
@@ -128,11 +128,11 @@ def _trainable(model: Any) -> dict[str, Any]:
 
 
 def _work(model: Any, method: str, path: str, length: int, segment: int, chunk: int) -> Callable[[], object]:
-    """The gradient of one leaf on `path`, as a call."""
+    """Returns the gradient of one leaf on `path`, as a call."""
     import mlx.core as mx
     import mlx.nn as nn
 
-    from mlxdist.node.backward.backward import Path, gradient, score
+    from mlxdist.node.backward.backward import GradientPath, gradient, score
     from mlxdist.node.backward.grad_checkpoint import checkpointed
     from scripts.plain_gradient import padded_rows, plain_gradient, plain_sums
 
@@ -158,7 +158,7 @@ def _work(model: Any, method: str, path: str, length: int, segment: int, chunk: 
             return plain()
 
     def ours() -> object:
-        taken = Path(segment_size=segment)
+        taken = GradientPath(segment_size=segment)
         if method == "kto":
             score(model, rows(3), head_chunk=chunk, path=taken)
         return gradient(model, batches, loss, head_chunk=chunk, path=taken)
@@ -167,7 +167,7 @@ def _work(model: Any, method: str, path: str, length: int, segment: int, chunk: 
 
 
 def against_plain(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each cell's memory and time as shares of plain autograd's and grad_checkpoint's at the same place."""
+    """Returns each cell's memory and time as shares of plain autograd's and grad_checkpoint's at the same place."""
     at = {(cell["method"], cell["path"], cell["length"]): cell for cell in cells if "peak_mb" in cell}
     shares = []
     for (method, path, length), cell in at.items():
@@ -189,12 +189,12 @@ def against_plain(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--paths", nargs="+", choices=PATHS, default=list(PATHS))
     parser.add_argument("--lengths", nargs="+", type=int, default=list(LENGTHS))
-    parser.add_argument("--free-mb", type=float, default=300, help='what "auto" may take beside the model')
+    parser.add_argument("--free-mb", type=float, default=300, help='memory that "auto" may take beside the model')
     parser.add_argument("--here", action="store_true", help="the first cell, in this process")
     asked = parser.parse_args()
     if asked.here:

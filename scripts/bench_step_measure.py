@@ -109,7 +109,7 @@ def measure(folder: Path, lines: Sequence[str], steps: int, pairs: int) -> dict[
     dataset = read(config, progress=lambda what, share: None).train
     rows = [dataset.rows(index)[0] for index in range(len(dataset))]
     data = their_data(config, lines, rows)
-    loaded = models.load(run_spec(config), say)
+    loaded = models.load_with_lora(run_spec(config), say)
     first = adapters.draw(loaded.manifest, config.batch.seed)
     loaded.use({name: mx.array(part) for name, part in manifests.split(loaded.manifest, first).items()})
     ours = Training(config, dataset, first, no_moments(len(first)))

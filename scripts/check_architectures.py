@@ -1,4 +1,4 @@
-"""Hold the segmented backward against plain autograd for every architecture that mlx-lm has, and write the table.
+"""Compares the segmented backward with plain autograd for every architecture of mlx-lm, and writes the table.
 
     python -m scripts.check_architectures              all, a process each; writes docs/architectures.md (4 minutes)
     python -m scripts.check_architectures llama phi3   these, printed
@@ -19,7 +19,7 @@ from pathlib import Path
 
 TABLE = Path(__file__).parent.parent / "docs" / "architectures.md"
 EQUAL = 1e-5  # relative, float32
-SECONDS, MEMORY = 180, 8 << 30  # what one architecture may take
+SECONDS, MEMORY = 180, 8 << 30  # limits of one architecture
 KINDS = ("matches", "falls back", "cannot be trained", "not tried")
 
 
@@ -34,12 +34,11 @@ class Finding:
 
 
 def find(architecture: str) -> Finding:
-    """Try `architecture` in this process."""
+    """Tries `architecture` in this process."""
     from mlxdist.node.work.blas import use_openblas
 
     use_openblas()
-    from mlxdist.node.backward.backward import Path as BackwardPath
-    from mlxdist.node.backward.backward import gradient
+    from mlxdist.node.backward.backward import GradientPath, gradient
     from mlxdist.node.backward.choose_path import choose_path
     from scripts.plain_gradient import furthest, padded_rows, plain_gradient
     from scripts.tiny_architectures import VOCABULARY, add_lora, tiny_model
@@ -60,7 +59,7 @@ def find(architecture: str) -> Finding:
         return Finding(architecture, "falls back", why=path.reason)
     differences = [
         furthest(gradient(model, [rows], lambda sums: -sums[0].sum(), head_chunk=8, path=path)[1], expected)
-        for path in (BackwardPath(segment_size=1), BackwardPath(segment_size=3))
+        for path in (GradientPath(segment_size=1), GradientPath(segment_size=3))
     ]
     worst = max(differences)
     if worst <= EQUAL:
@@ -69,7 +68,7 @@ def find(architecture: str) -> Finding:
 
 
 def find_apart(architecture: str) -> Finding:
-    """Try `architecture` in a process of its own, which may crash, hang or want too much memory."""
+    """Tries `architecture` in a process of its own, which may crash, hang or want too much memory."""
     command = [sys.executable, "-m", "scripts.check_architectures", "--here", architecture]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
@@ -82,7 +81,7 @@ def find_apart(architecture: str) -> Finding:
 
 
 def table(findings: list[Finding]) -> str:
-    """The page docs/architectures.md."""
+    """Returns the page docs/architectures.md."""
     counts = {kind: sum(finding.kind == kind for finding in findings) for kind in KINDS}
     head = [
         "# Architectures",
@@ -119,7 +118,7 @@ def _short(error: BaseException) -> str:
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("architectures", nargs="*", help="names of modules of mlx_lm.models; without, all")
     parser.add_argument("--here", action="store_true", help="in this process, as JSON")

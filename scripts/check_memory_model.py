@@ -1,4 +1,4 @@
-"""Hold the memory that `plan` predicts against what models of many architectures take.
+"""Compares the memory that `plan` predicts with the memory that models of many architectures take.
 
     python -m scripts.check_memory_model               all, a process each (20 minutes): the table of docs/memory.md
     python -m scripts.check_memory_model llama phi3    these
@@ -21,12 +21,12 @@ LENGTHS = (256, 1024)
 SEGMENTS = (0, 1)
 CHUNK = 64
 RANK = 8
-SECONDS = 150  # what one architecture may take
-WIDER = {8: 64, 16: 128, 32: 256, 48: 768, 96: 1536}  # the tiny sizes, and what they are here
+SECONDS = 150  # limit of one architecture
+WIDER = {8: 64, 16: 128, 32: 256, 48: 768, 96: 1536}  # the tiny sizes, and those used here
 
 
 def wider(value: Any) -> Any:
-    """A tiny configuration with sizes at which activations outweigh everything else; counts stay as they are."""
+    """Returns a tiny configuration with sizes at which activations outweigh everything else; counts stay."""
     if isinstance(value, dict):
         return {key: wider(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -35,7 +35,7 @@ def wider(value: Any) -> Any:
 
 
 def known(architecture: str, values: dict[str, Any]) -> dict[str, Any]:
-    """The keys that the architecture reads, as its config.json would have them."""
+    """Returns the keys that the architecture reads, as its config.json would have them."""
     module = importlib.import_module(f"mlx_lm.models.{architecture}")
     arguments = module.ModelArgs
     if "text_config" in inspect.signature(arguments).parameters:
@@ -48,14 +48,14 @@ def known(architecture: str, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure(architecture: str) -> dict[str, Any]:
-    """Measured over predicted of each cell, in this process."""
+    """Returns measured over predicted memory of each cell, in this process."""
     from mlxdist.node.work.blas import use_openblas
 
     use_openblas()
     import mlx.core as mx
 
     from mlxdist.coordinator.memory.prediction import LeafSize, model_shape, peak
-    from mlxdist.node.backward.backward import Path, gradient
+    from mlxdist.node.backward.backward import GradientPath, gradient
     from mlxdist.node.backward.choose_path import choose_path
     from mlxdist.node.backward.parameters import trainable
     from scripts.plain_gradient import padded_rows
@@ -76,7 +76,9 @@ def measure(architecture: str) -> dict[str, Any]:
             mx.clear_cache()
             before = mx.get_active_memory()
             mx.reset_peak_memory()
-            gradient(model, [rows], lambda sums: -sums[0].sum(), head_chunk=CHUNK, path=Path(segment_size=segment))
+            gradient(
+                model, [rows], lambda sums: -sums[0].sum(), head_chunk=CHUNK, path=GradientPath(segment_size=segment)
+            )
             taken = mx.get_peak_memory() - before
             predicted = peak(shape, LeafSize(length, length, adapter=adapter), segment_size=segment, head_chunk=CHUNK)
             ratios[f"{segment or 'off'} {length}"] = round(taken / predicted, 2)
@@ -84,7 +86,7 @@ def measure(architecture: str) -> dict[str, Any]:
 
 
 def measure_apart(architecture: str) -> dict[str, Any]:
-    """The same in a process of its own, which may crash, hang or want too much."""
+    """Measures in a process of its own, which may crash, hang or need too much memory."""
     command = [sys.executable, "-m", "scripts.check_memory_model", "--here", architecture]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
@@ -95,7 +97,7 @@ def measure_apart(architecture: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("architectures", nargs="*", help="all of mlx-lm when none is given")
     parser.add_argument("--here", metavar="ARCHITECTURE", help="one, in this process")

@@ -1,6 +1,6 @@
-"""The reference that every path of the backward is held against: nn.value_and_grad over the logits of all positions."""
+"""The reference for every path of the backward: nn.value_and_grad over the logits of all positions."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -8,14 +8,13 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from mlxdist.node.backward.backward import MicroBatch
-
-Loss = Callable[[list[mx.array]], mx.array]
+from mlxdist.node.backward.events import Loss
 
 
 def plain_gradient(
     model: nn.Module, batches: Sequence[MicroBatch], loss: Loss, key: int | None = None
 ) -> tuple[mx.array, dict[str, mx.array]]:
-    """The loss and its gradient by parameter name."""
+    """Returns the loss and its gradient by parameter name."""
     model.train()
     if key is not None:
         mx.random.seed(key)
@@ -25,13 +24,13 @@ def plain_gradient(
 
 
 def plain_sums(model: nn.Module, batch: MicroBatch) -> mx.array:
-    """Row sums [B] of the target log-probs."""
+    """Returns the row sums [B] of the target log-probs."""
     logits = model(mx.array(batch.inputs)).astype(mx.float32)
     return -(nn.losses.cross_entropy(logits, mx.array(batch.targets)) * mx.array(batch.mask)).sum(axis=1)
 
 
 def padded_rows(seed: int, lengths: Sequence[int], targets: Sequence[int], vocabulary: int) -> MicroBatch:
-    """Random rows of `lengths` tokens, the last `targets[b]` of each to be predicted, padded on the right."""
+    """Returns random rows of `lengths` tokens, padded on the right; the last `targets[b]` of each are targets."""
     draw = np.random.default_rng(seed)
     width = max(lengths)
     ids = np.zeros((len(lengths), width), np.int32)
@@ -43,7 +42,7 @@ def padded_rows(seed: int, lengths: Sequence[int], targets: Sequence[int], vocab
 
 
 def furthest(got: dict[str, mx.array], expected: dict[str, mx.array]) -> float:
-    """The largest relative distance (2-norm) of one parameter's gradient; tiny ones are held against the whole."""
+    """Returns the largest relative distance (2-norm) of a parameter's gradient; tiny ones are relative to the whole."""
     assert got.keys() == expected.keys()
     whole = float(np.sqrt(sum(float((np.array(value) ** 2).sum()) for value in expected.values())))
     return max(

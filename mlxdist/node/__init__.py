@@ -1,1 +1,1 @@
-"""The upper floor that owns the work: supervisor, worker, model, backward."""
+"""A node's two processes: the supervisor, and the worker with the model and the backward."""

@@ -1,4 +1,4 @@
-"""The worker as its supervisor holds it: a process, its last lines, its end. No mlx here."""
+"""The worker process as its supervisor sees it: its orders, its last lines, its exit. No mlx here."""
 
 import subprocess
 import sys
@@ -14,27 +14,27 @@ import msgspec
 from mlxdist.protocol import messages as m
 
 TAIL_LINES = 20
-UNSEEN_LINES = 1000  # kept until the coordinator can be told; of more, the oldest are left out
+UNSEEN_LINES = 1000  # kept until they can be sent to the coordinator; beyond that the oldest are left out
 LINE_CHARS = 4096  # a longer line is cut into several
-KILL_SECONDS = 5.0  # from asking a worker to end until it is killed
+KILL_SECONDS = 5.0  # from the request to end until the worker is killed
 COMMAND = ("-u", "-m", "mlxdist.node.worker")  # of the interpreter
 
 
 @dataclass
 class Worker:
-    """The worker process, its last lines, and the lines that the coordinator has not seen yet."""
+    """The worker process, its last lines, and the lines that were not sent to the coordinator yet."""
 
     process: subprocess.Popen[str]
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
     unseen: deque[str] = field(default_factory=deque)
-    left_out: int = 0  # lines, since the last that were passed on
+    left_out: int = 0  # lines, since the last that were taken
     lock: threading.Lock = field(default_factory=threading.Lock)
     reader: threading.Thread | None = None
     kill_seconds: float = KILL_SECONDS
 
     @classmethod
     def start(cls, environment: Mapping[str, str], command: Sequence[str] = COMMAND) -> "Worker":
-        """Start a worker that waits for its first order."""
+        """Starts a worker that waits for its first order."""
         process = subprocess.Popen(
             [sys.executable, *command],
             stdin=subprocess.PIPE,
@@ -55,7 +55,7 @@ class Worker:
             self.printed(line.rstrip())
 
     def printed(self, line: str) -> None:
-        """Keep a line that the worker printed."""
+        """Keeps a line that the worker printed."""
         self.tail.append(line)
         with self.lock:
             self.unseen.append(line)
@@ -63,8 +63,8 @@ class Worker:
                 self.unseen.popleft()
                 self.left_out += 1
 
-    def news(self, most: int = 200) -> list[str]:
-        """The next lines that the coordinator has not seen; the first says how many were left out before them."""
+    def take_lines(self, most: int = 200) -> list[str]:
+        """Returns the next lines to send; the first says how many were left out before them."""
         with self.lock:
             lines = [self.unseen.popleft() for _ in range(min(most, len(self.unseen)))]
             if self.left_out:
@@ -74,22 +74,22 @@ class Worker:
                 self.left_out = 0
         return lines
 
-    def unsent(self, lines: Sequence[str]) -> None:
-        """There was no connection: these lines are news still."""
+    def put_back(self, lines: Sequence[str]) -> None:
+        """Keeps lines that could not be sent, in front of the others."""
         with self.lock:
             self.unseen.extendleft(reversed(lines))
 
     def order(self, endpoint: str, name: str, session: m.SessionId, memory_limit_bytes: int) -> None:
-        """Send the worker to a coordinator."""
+        """Sends the worker to a coordinator."""
         assert self.process.stdin is not None
         order = {"endpoint": endpoint, "name": name, "session": session, "memory_limit_bytes": memory_limit_bytes}
         line = msgspec.json.encode(order).decode()
-        with suppress(BrokenPipeError):  # it has just ended: the next look at it says why
+        with suppress(BrokenPipeError):  # it has just ended; `cause_of_exit` says why
             self.process.stdin.write(line + "\n")
             self.process.stdin.flush()
 
     def cause_of_exit(self) -> str | None:
-        """Why the worker ended, as a sentence; None while it runs."""
+        """Returns the reason why the worker ended, as a sentence; None while it runs."""
         code = self.process.poll()
         if code is None:
             return None
@@ -98,7 +98,7 @@ class Worker:
         return describe_exit(code)
 
     def stop(self) -> None:
-        """End the worker: the end of its input first, then SIGTERM, and SIGKILL within `KILL_SECONDS`."""
+        """Ends the worker: first the end of its input, then SIGTERM, and SIGKILL within `kill_seconds`."""
         assert self.process.stdin is not None
         for step in (self.process.stdin.close, self.process.terminate, self.process.kill):
             try:
@@ -107,26 +107,26 @@ class Worker:
             except (subprocess.TimeoutExpired, BrokenPipeError, ProcessLookupError):
                 continue
             break
-        self.let_go()
+        self.close_pipes()
 
-    def let_go(self) -> None:
-        """Close the pipes of a worker that has ended."""
+    def close_pipes(self) -> None:
+        """Closes the pipes of a worker that has ended."""
         with suppress(BrokenPipeError):
             if self.process.stdin is not None:
                 self.process.stdin.close()
         if self.reader is not None:
-            self.reader.join(1.0)  # it ends with the worker, unless something that the worker started lives on
+            self.reader.join(1.0)  # it ends with the worker, unless a process that the worker started still runs
             if not self.reader.is_alive() and self.process.stdout is not None:
                 self.process.stdout.close()
 
     def kill(self) -> None:
-        """End a worker that may not listen any more."""
+        """Kills a worker that may not react any more."""
         self.process.kill()
         self.process.wait()
 
 
 def describe_exit(code: int) -> str:
-    """An exit code of a worker as a sentence."""
+    """Returns a worker's exit code as a sentence."""
     if code >= 0:
         return f"the worker ended with exit code {code}"
     reasons = {

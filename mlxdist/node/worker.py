@@ -1,11 +1,11 @@
 """The worker process: holds the model, computes, and talks to the coordinator's data port.
 
-Two threads share a Session: the main one computes (mlx lives there alone), the other carries messages. Nothing waits
-for the network inside an MLX graph: results are evaluated, then handed over. The supervisor starts this process and
-writes one JSON line per admission to its standard input; the end of standard input ends the process.
+Two threads share a Session: the main one computes (mlx runs there alone), the other carries messages. Nothing waits
+for the network inside an MLX graph: results are evaluated, then delivered. The supervisor starts this process and
+writes one JSON line per session to its standard input; the end of standard input ends the process.
 
-Every order is a new life with a session and a connection of its own; the model stays. So a worker whose connection
-broke, whose node was declared dead, or whose coordinator came back, begins anew without loading anything.
+Every order is a new session with a connection of its own; the model stays. So a worker whose connection broke, whose
+node was declared dead, or whose coordinator came back, starts again without loading anything.
 """
 
 import os
@@ -15,30 +15,28 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from mlxdist.node.link.outgoing import Growing
-from mlxdist.node.link.session import Finish, Session
+from mlxdist.node.link.jobs import Finish, Result
+from mlxdist.node.link.session import Session
 from mlxdist.node.link.sockets import DealerLink
 from mlxdist.node.work.blas import use_openblas
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.transport import Link
-from mlxdist.protocol.tree import Span
-from mlxdist.protocol.vectors import Vector
 from mlxdist.protocol.wire import Buffer, Frames, decode, encode
 
 if TYPE_CHECKING:
     from mlxdist.node.work.engine import Engine
 
-FLUSH_SECONDS = 5.0  # how long the last messages may take to leave
-HELLO_SECONDS = 2.0  # until a hello that nobody answered is said again: it may have been lost with its connection
+FLUSH_SECONDS = 5.0  # that the last messages may take to leave
+HELLO_SECONDS = 2.0  # until a hello without an answer is said again: it may have been lost with its connection
 
 
 class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the supervisor writes on standard input: where to go, and as whom."""
+    """A line on standard input, from the supervisor: the endpoint to connect to, and the name and session there."""
 
     endpoint: str
     name: str
@@ -47,7 +45,7 @@ class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Carrier:
-    """Carries a session's messages over a link, in a thread of its own, until closed or `superseded`."""
+    """Carries a session's messages over a link, in a thread of its own, until it is closed or `superseded`."""
 
     def __init__(self, session: Session, link: Link, superseded: Callable[[], bool] = lambda: False) -> None:
         self.session, self.link, self.superseded = session, link, superseded
@@ -59,31 +57,35 @@ class Carrier:
         self._thread.start()
 
     def say(self, message: m.Message, payload: Buffer = b"") -> None:
-        """Queue a message."""
+        """Queues a message."""
         with self.changed:
             self.session.say(message, payload)
         self.link.wake()
 
-    def offer(self, task: m.Assignment, span: Span, vector: Vector, *, growing: bool = False) -> Growing:
-        """Queue a partial."""
+    def deliver(self, result: Result) -> bool:
+        """Queues a result of the job in work. Returns False when the rest of it is not needed any more."""
         with self.changed:
-            stream = self.session.offer_partial(task, span, vector, growing=growing)
+            needed = self.session.deliver(result)
         self.link.wake()
-        return CarriedStream(self, stream)
+        return needed
+
+    def progress(self, sentence: str) -> None:
+        """Queues a sentence on what the job in work is doing."""
+        self.say(m.Progress(self.session.id, sentence))
 
     def hello(self, message: m.Hello) -> None:
-        """Say hello, unless the last one has not left yet."""
+        """Says hello, unless the last one has not left yet."""
         if not self.unsent:
             self.say(message)
 
     def done(self) -> None:
-        """The engine has let go of its work."""
+        """Ends the job in work."""
         with self.changed:
             self.session.done()
         self.link.wake()
 
     def close(self) -> None:
-        """Let what was said leave, for a while (nobody waits for it after a new order), then end the thread."""
+        """Waits a while for queued messages to leave (not after a new order), then ends the thread."""
         deadline = time.monotonic() + FLUSH_SECONDS
         with self.changed:
             if self.superseded():
@@ -105,7 +107,7 @@ class Carrier:
                     self._send()  # the credit for a block leaves before the next block is looked at
                 if self.superseded():
                     with self.changed:
-                        self.session.end()  # what the engine still computes is not needed either
+                        self.session.end()  # the job in work is not needed either
                 self._send()
         except Exception as error:  # handed to the main thread, which raises it
             self.error = error
@@ -113,7 +115,7 @@ class Carrier:
                 self.changed.notify_all()
 
     def _send(self) -> None:
-        """Send what there is, one message at a time: a block travels while the next one is hashed."""
+        """Sends what there is, one message at a time: a block travels while the next one is hashed."""
         outgoing = self.session.take_outgoing()
         while True:
             with self.changed:
@@ -128,33 +130,8 @@ class Carrier:
                 return
 
 
-@dataclass(frozen=True)
-class CarriedStream:
-    """A growing partial, from the computing thread to the carrying one."""
-
-    carrier: Carrier
-    stream: Growing
-
-    def grow(self, ready: int) -> None:
-        """So many elements, from the first on, are final."""
-        with self.carrier.changed:
-            self.stream.grow(ready)
-        self.carrier.link.wake()
-
-    def finish(self) -> None:
-        """All of it is final, and counts."""
-        with self.carrier.changed:
-            self.stream.finish()
-        self.carrier.link.wake()
-
-    def withdraw(self) -> None:
-        """It will not be finished."""
-        with self.carrier.changed:
-            self.stream.withdraw()
-
-
 def connected(order: Order) -> Link:
-    """A data connection of this life alone."""
+    """Opens a data connection for this session alone."""
     identity = f"{order.name}#{order.session.incarnation}.{order.session.number}"
     return DealerLink(order.endpoint, identity.encode(), probe=True)
 
@@ -162,7 +139,7 @@ def connected(order: Order) -> Link:
 def serve(
     order: Order, orders: "queue.Queue[Order]", engine: "Engine", connect: Callable[[Order], Link] = connected
 ) -> Finish | None:
-    """Work for one life until its coordinator says goodbye or refuses (returns that) or a new order comes (None)."""
+    """Works for one session until the coordinator shuts down or rejects (returns that) or a new order comes (None)."""
     from mlxdist.node.work.engine import versions
 
     session = Session(order.name, order.session)
@@ -173,21 +150,24 @@ def serve(
         carrier.hello(hello)
         while True:
             with carrier.changed:
-                if not session.work and carrier.error is None and orders.empty():
+                if not session.jobs and carrier.error is None and orders.empty():
                     carrier.changed.wait(0.5)
                 if not orders.empty():
                     return None
                 if carrier.error is not None:
                     raise carrier.error
-                work = session.next_work() if session.work else None
-            if work is None:
+                job = session.next_job() if session.jobs else None
+            if job is None:
                 if session.spec is None and time.monotonic() - said > HELLO_SECONDS:
                     said = time.monotonic()
                     carrier.hello(hello)
                 continue
-            if isinstance(work, Finish):
-                return work
-            engine.perform(work, session, carrier.say, carrier.offer)
+            if isinstance(job, Finish):
+                return job
+            with closing(engine.perform(job, session.id, carrier.progress)) as results:
+                for result in results:
+                    if not carrier.deliver(result):
+                        break
             carrier.done()
     finally:
         carrier.close()
@@ -200,7 +180,7 @@ def _read_orders(orders: "queue.Queue[Order]") -> None:
 
 
 def main() -> None:
-    """Serve one coordinator after another."""
+    """Serves one session after another."""
     use_openblas()
     from mlxdist.node.work.engine import Engine
     from mlxdist.node.work.limits import memory_limits

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mlxdist.coordinator.config.schema import RunConfig
-from mlxdist.node.supervisor import ENLIST_SECONDS, UNANSWERED_BEATS, Supervisor
+from mlxdist.node.supervisor import REGISTER_SECONDS, UNANSWERED_HEARTBEATS, Supervisor
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.wire import Frames, encode
 from tests.coordinator.cluster.scripted_node import CANARY, Bench, introduction, working
@@ -327,7 +327,7 @@ def test_a_supervisor_without_answers_makes_a_new_connection() -> None:
     one = supervisor(link)
     assert (one.run(threading.Event()), one.reason) == (1, "refused: not today")
     assert len(link.renewed) == 1
-    assert link.renewed[0] > UNANSWERED_BEATS * ENLIST_SECONDS
+    assert link.renewed[0] > UNANSWERED_HEARTBEATS * REGISTER_SECONDS
 
 
 def test_a_supervisor_without_a_connection_lets_zeromq_connect() -> None:

@@ -60,9 +60,10 @@ class MemoryNode:
             message, payload = decode(frames)
             self.heard.append(message)
             self.session.handle(message, payload)
-        while self.session.work:
-            work = self.session.next_work()
-            self.engine.perform(work, self.session, self.session.say, self.session.offer_partial)
+        while self.session.jobs:
+            job = self.session.next_job()
+            for result in self.engine.perform(job, self.session.id, lambda sentence: None):
+                self.session.deliver(result)
             self.session.done()
         for message, payload in self.session.take_outgoing():
             if isinstance(message, m.LeafAnswer):  # so that no load of this machine moves the split

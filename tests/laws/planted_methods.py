@@ -21,8 +21,8 @@ from mlxdist.coordinator.methods.reference_logps import References, Table
 from mlxdist.coordinator.schedule.rounds import Request
 from mlxdist.coordinator.training.startup import method_of
 from mlxdist.node.backward.backward import MicroBatch
-from mlxdist.node.backward.full_graph import score_rows
-from mlxdist.node.backward.supervised import picks_of
+from mlxdist.node.backward.full_graph import forward_row_sums
+from mlxdist.node.backward.supervised import supervised
 from mlxdist.node.work.compute import Computer, Inputs
 from mlxdist.node.work.objective import seen, target_counts
 from mlxdist.protocol.leaves import Leaf, Row
@@ -163,9 +163,9 @@ class ReferenceWithDropout(Computer):
         set_dropout(self.loaded.model, 0.3)
         self.loaded.model.train()
         mx.random.seed(0)
-        chunk, picked = self.spec.head_chunk, self.loaded.path.picked
-        picks = [picks_of(batch.inputs, batch.targets, batch.mask) for batch in batches]
-        sums = [score_rows(self.loaded.model, one, head_chunk=chunk, picked=picked) for one in picks]
+        chunk, alone = self.spec.head_chunk, self.loaded.path.supervised_head
+        rows = [supervised(batch.inputs, batch.targets, batch.mask) for batch in batches]
+        sums = [forward_row_sums(self.loaded.model, one, head_chunk=chunk, supervised_head=alone) for one in rows]
         set_dropout(self.loaded.model, 0.0)
         self.use(self.adapter)
         return sums

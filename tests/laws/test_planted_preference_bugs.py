@@ -126,7 +126,7 @@ def test_forgotten_references_are_computed_again(model: Path) -> None:
     engine = Watched()
     case = case_of("sigmoid", rows=pairs(6))
     forgetful = train_here(case, model, [engine], knowing=forgetful_of)
-    asked = [np.isnan(leaf[DPO.reference[0]]).any() for work in engine.asked for leaf in work.row_inputs]
+    asked = [np.isnan(leaf[DPO.reference[0]]).any() for job in engine.asked for leaf in job.row_inputs]
     assert asked == [True] * 15
     assert forgetful.state.references.saved_forwards == 0
     assert forgetful.sha == train_here(case, model, [engine]).sha  # the numbers cannot tell

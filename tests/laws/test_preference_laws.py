@@ -95,8 +95,8 @@ def test_a_kl_pair_is_trimmed_again_for_the_completion_that_it_gets(
     assert max(len(case.stored(rows).rows(place)[0].ids) for place in range(5)) < 24
     engines[0].asked.clear()
     assert_equals_one_machine(case, model, engines[:1])
-    scored = [work for work in engines[0].asked if work.task.verb == "score"]
-    assert max(len(row.ids) for work in scored for leaf in work.leaves for row in leaf.rows) == 24
+    scored = [job for job in engines[0].asked if job.assignment.verb == "score"]
+    assert max(len(row.ids) for job in scored for leaf in job.leaves for row in leaf.rows) == 24
 
 
 # ---- the same bits for every number of nodes
@@ -136,10 +136,10 @@ def test_one_node_with_desirable_and_one_with_undesirable_rows_is_the_global_bat
         engine.asked.clear()
     ran = assert_equals_one_machine(case, model, engines[:2])
     seen = [
-        {label for numbers in work.row_inputs for label in numbers["labels"]}
+        {label for row_inputs in job.row_inputs for label in row_inputs["labels"]}
         for engine in engines[:2]
-        for work in engine.asked
-        if work.task.verb == "gradient"
+        for job in engine.asked
+        if job.assignment.verb == "gradient"
     ]
     assert seen == [{1.0}, {0.0}]
     assert {"rewards/chosen", "rewards/rejected"} <= ran.steps[0].metrics.keys()
@@ -154,9 +154,13 @@ def test_nodes_without_work_change_nothing(loss: str, model: Path, engines: list
         engine.asked.clear()
     many = train_here(case, model, engines)
     assert many.sha == one.sha
-    rounds = {(work.task.step, work.task.verb) for engine in engines for work in engine.asked}
+    rounds = {(job.assignment.step, job.assignment.verb) for engine in engines for job in engine.asked}
     for step, verb in rounds:  # two leaves for five nodes
-        asked = [engine for engine in engines if any((w.task.step, w.task.verb) == (step, verb) for w in engine.asked)]
+        asked = [
+            engine
+            for engine in engines
+            if any((job.assignment.step, job.assignment.verb) == (step, verb) for job in engine.asked)
+        ]
         assert len(asked) <= 2
 
 

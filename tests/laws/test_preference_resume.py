@@ -122,7 +122,8 @@ def test_a_kl_pair_that_is_not_finite_is_named_before_the_reference_point(model:
 
     def broken(method: Method) -> State:
         vector = np.full_like(
-            case.first_adapter(models.load(run_spec(case.config(model)), lambda sentence: None).manifest), np.nan
+            case.first_adapter(models.load_with_lora(run_spec(case.config(model)), lambda sentence: None).manifest),
+            np.nan,
         )
         return State(vector, no_moments(len(vector)), method.unknown_references())
 

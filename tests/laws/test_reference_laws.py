@@ -72,7 +72,7 @@ def test_the_reference_of_kl_pairs_is_computed_each_step_for_they_hardly_recur(
 def test_a_worker_runs_the_reference_only_for_what_it_is_not_told(loss: str, model: Path) -> None:
     case = case_of(loss)
     spec = run_spec(case.config(model))
-    loaded = models.load(spec, lambda sentence: None)
+    loaded = models.load_with_lora(spec, lambda sentence: None)
     adapter = case.first_adapter(loaded.manifest)
     computer = Counting(loaded, spec, adapter)
     computer.use(adapter)
@@ -103,7 +103,7 @@ def test_policy_and_reference_of_equal_parameters_have_equal_bits_on_every_path_
     """The gradient's own row sums and the scores of the reference: of the same leaf, under a fresh adapter."""
     case = case_of(loss, fresh=True)
     spec = replace_struct(run_spec(case.config(model)), segment_size=segment_size)
-    loaded = models.load(spec, lambda sentence: None)
+    loaded = models.load_with_lora(spec, lambda sentence: None)
     assert loaded.path.segment_size == segment_size
     adapter = case.first_adapter(loaded.manifest)
     computer = Computer(loaded, spec, adapter)
@@ -159,12 +159,12 @@ def test_a_late_joiner_gets_the_initial_reference_and_changes_no_bit(
             joined.append(nodes.join(engines[2]))
 
     late = train_here(case, model, engines[:2], before=join_at_step_3)
-    assert {work.task.step for work in engines[2].asked} <= {4, 5} != set()
+    assert {job.assignment.step for job in engines[2].asked} <= {4, 5} != set()
     assert engines[2].asked
     for node in everyone[0].nodes:
         offers = [message.kind for message in node.heard if isinstance(message, m.VectorOffer)]
         assert offers.count("reference") == 1
-    assert all(work.reference is not None for work in engines[2].asked)
+    assert all(job.reference is not None for job in engines[2].asked)
     assert late.sha == train_here(case, model, engines[:1]).sha
 
 
@@ -192,7 +192,7 @@ def test_an_evaluation_gives_the_plain_numbers_and_the_same_ones_each_time(
     assert first.keys() == plain.metrics.keys()
     for name, expected in plain.metrics.items():
         assert first[name] == pytest.approx(expected, rel=1e-5, abs=1e-5)
-    parameters = [work.task.parameters for work in engines[0].asked if work.task.verb == "score"]
+    parameters = [job.assignment.parameters for job in engines[0].asked if job.assignment.verb == "score"]
     kl_rounds = 3 if loss == "kto" else 0
     assert parameters.count("current+reference") == 1 + kl_rounds
     assert parameters.count("current") == 2

@@ -1,7 +1,7 @@
 import mlx.core as mx
 import pytest
 
-from mlxdist.node.backward.backward import Path, gradient
+from mlxdist.node.backward.backward import GradientPath, gradient
 from mlxdist.node.backward.choose_path import choose_path
 from scripts.plain_gradient import furthest, padded_rows, plain_gradient
 from scripts.tiny_architectures import VOCABULARY, add_lora, architectures, tiny_model
@@ -40,7 +40,7 @@ def test_segmented_backward_equals_whole_graph(architecture: str) -> None:
     assert len(add_lora(model)) >= 2 * len(model.layers)
     _, expected = plain_gradient(model, [ROWS], loss)
     for size in (1, 3):
-        path = Path(segment_size=size)
+        path = GradientPath(segment_size=size)
         assert choose_path(model, segment_size=size) == path
         assert furthest(gradient(model, [ROWS], loss, head_chunk=8, path=path)[1], expected) < 1e-5
     assert furthest(gradient(model, [ROWS], loss, head_chunk=8)[1], expected) < 1e-5

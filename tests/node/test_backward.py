@@ -1,4 +1,5 @@
 import itertools
+import sys
 from collections.abc import Callable
 
 import mlx.core as mx
@@ -6,19 +7,20 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from mlxdist.node.backward.backward import MicroBatch, Path, gradient, score
+from mlxdist.node.backward.backward import GradientPath, MicroBatch, backward, gradient, score
+from mlxdist.node.backward.events import FinalPart, Loss, RowSums
 from mlxdist.protocol.errors import DataError
-from scripts.plain_gradient import Loss, furthest, padded_rows, plain_gradient, plain_sums
+from scripts.plain_gradient import furthest, padded_rows, plain_gradient, plain_sums
 from scripts.tiny_architectures import VOCABULARY, add_lora, tiny_model
 
-WHOLE, FULL_HEAD, CHECKPOINT = Path(), Path(picked=False), Path(checkpoint=True)
-SEGMENTS = [Path(segment_size=size) for size in (1, 2, 3, 4)]
+WHOLE, FULL_HEAD, CHECKPOINT = GradientPath(), GradientPath(supervised_head=False), GradientPath(checkpoint=True)
+SEGMENTS = [GradientPath(segment_size=size) for size in (1, 2, 3, 4)]
 PATHS = [WHOLE, FULL_HEAD, CHECKPOINT, *SEGMENTS]
 
 
-def name(path: Path) -> str:
+def name(path: GradientPath) -> str:
     kind = f"segments of {path.segment_size}" if path.segment_size else "checkpoint" if path.checkpoint else "whole"
-    return kind if path.picked else f"{kind}, full head"
+    return kind if path.supervised_head else f"{kind}, full head"
 
 
 def sft(sums: list[mx.array]) -> mx.array:
@@ -57,7 +59,7 @@ def lora_llama(**changes: object) -> nn.Module:
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("path", PATHS, ids=name)
-def test_every_path_equals_plain_autograd(path: Path, case: str) -> None:
+def test_every_path_equals_plain_autograd(path: GradientPath, case: str) -> None:
     loss, batches = CASES[case]
     model = lora_llama()
     value, expected = plain_gradient(model, batches, loss)
@@ -70,14 +72,14 @@ def test_every_path_equals_plain_autograd(path: Path, case: str) -> None:
 
 @pytest.mark.parametrize("chunk", [1, 5, 35, 1000])
 @pytest.mark.parametrize("path", [WHOLE, SEGMENTS[1]], ids=name)
-def test_the_size_of_a_head_chunk_changes_no_gradient(path: Path, chunk: int) -> None:
+def test_the_size_of_a_head_chunk_changes_no_gradient(path: GradientPath, chunk: int) -> None:
     model = lora_llama()
     _, expected = plain_gradient(model, [THREE], kto)
     assert furthest(gradient(model, [THREE], kto, head_chunk=chunk, path=path)[1], expected) < 1e-5
 
 
 @pytest.mark.parametrize("path", PATHS, ids=name)
-def test_the_same_dropout_key_drops_the_same_elements_on_every_path(path: Path) -> None:
+def test_the_same_dropout_key_drops_the_same_elements_on_every_path(path: GradientPath) -> None:
     model = tiny_model("llama")
     add_lora(model, dropout=0.3)
     _, expected = plain_gradient(model, [CHOSEN, REJECTED], dpo, key=2**63 + 5)
@@ -89,7 +91,7 @@ def test_the_same_dropout_key_drops_the_same_elements_on_every_path(path: Path) 
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
 @pytest.mark.parametrize("path", SEGMENTS, ids=name)
-def test_the_backward_ends_with_the_lowest_layer_that_trains(path: Path, layers: int) -> None:
+def test_the_backward_ends_with_the_lowest_layer_that_trains(path: GradientPath, layers: int) -> None:
     model = tiny_model("llama")
     add_lora(model, layers=layers)
     _, expected = plain_gradient(model, [THREE], sft)
@@ -109,7 +111,7 @@ def test_a_quantised_base_gives_plain_autograds_gradient(bits: int, group: int, 
 
 
 @pytest.mark.parametrize("path", [WHOLE, FULL_HEAD, SEGMENTS[0]], ids=name)
-def test_a_score_has_the_bits_of_the_gradients_own_forward(path: Path) -> None:
+def test_a_score_has_the_bits_of_the_gradients_own_forward(path: GradientPath) -> None:
     model = lora_llama()
     sums, _ = gradient(model, [CHOSEN, REJECTED], dpo, head_chunk=8, path=path)
     for batch, row_sums in zip([CHOSEN, REJECTED], sums, strict=True):
@@ -117,7 +119,7 @@ def test_a_score_has_the_bits_of_the_gradients_own_forward(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS, ids=name)
-def test_the_same_work_twice_gives_the_same_bits(path: Path) -> None:
+def test_the_same_work_twice_gives_the_same_bits(path: GradientPath) -> None:
     model = lora_llama()
     (_, first), (_, second) = (gradient(model, [THREE], kto, head_chunk=8, path=path) for _ in range(2))
     assert all(np.array_equal(first[key], second[key]) for key in first)
@@ -135,7 +137,7 @@ def test_a_score_drops_nothing_and_leaves_dropout_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("path", PATHS, ids=name)
-def test_a_batch_without_targets_adds_nothing(path: Path) -> None:
+def test_a_batch_without_targets_adds_nothing(path: GradientPath) -> None:
     model = lora_llama()
     empty = padded_rows(7, (12, 5), (0, 0), VOCABULARY)
     sums, got = gradient(model, [empty], sft, head_chunk=8, path=path)
@@ -146,7 +148,7 @@ def test_a_batch_without_targets_adds_nothing(path: Path) -> None:
 
 @pytest.mark.parametrize("path", [WHOLE, FULL_HEAD, SEGMENTS[0]], ids=name)
 @pytest.mark.parametrize("id_", [-1, VOCABULARY])
-def test_a_token_outside_of_the_vocabulary_is_refused(path: Path, id_: int) -> None:
+def test_a_token_outside_of_the_vocabulary_is_refused(path: GradientPath, id_: int) -> None:
     model = lora_llama()
     wrong = MicroBatch(np.array([[1, 2, 3]]), np.array([[2, 3, id_]]), np.ones((1, 3)))
     works: list[Callable[[], object]] = [
@@ -159,23 +161,54 @@ def test_a_token_outside_of_the_vocabulary_is_refused(path: Path, id_: int) -> N
 
 
 @pytest.mark.parametrize("path", SEGMENTS, ids=name)
-def test_gradients_become_final_from_the_top_layer_down_and_stay_as_they_were_given(path: Path) -> None:
+def test_gradients_become_final_from_the_top_layer_down_and_stay_as_they_were_given(path: GradientPath) -> None:
     model = lora_llama()
-    given: list[dict[str, np.ndarray]] = []
-    _, got = gradient(
-        model,
-        [CHOSEN, REJECTED],
-        dpo,
-        head_chunk=8,
-        path=path,
-        on_final=lambda names, grads: given.append({key: np.array(grads[key]) for key in names}),
-    )
+    events = backward(model, [CHOSEN, REJECTED], dpo, head_chunk=8, path=path)
+    given = [event.gradients for event in events if isinstance(event, FinalPart)]
+    _, got = gradient(model, [CHOSEN, REJECTED], dpo, head_chunk=8, path=path)
     layers = [{int(key.split(".")[2]) for key in part} for part in given]
     assert all(min(upper) > max(lower) for upper, lower in itertools.pairwise(layers))
     assert len(layers) == -(-4 // path.segment_size)
     everything = {key: value for part in given for key, value in part.items()}
     assert everything.keys() == got.keys()
     assert all(np.array_equal(everything[key], got[key]) for key in got)
+
+
+@pytest.mark.parametrize("path", PATHS, ids=name)
+def test_the_row_sums_come_first_and_then_every_gradient_once(path: GradientPath) -> None:
+    model = lora_llama()
+    first, *parts = backward(model, [CHOSEN, REJECTED], dpo, head_chunk=8, path=path)
+    sums, got = gradient(model, [CHOSEN, REJECTED], dpo, head_chunk=8, path=path)
+    assert isinstance(first, RowSums)
+    assert all(np.array_equal(one, other) for one, other in zip(first.sums, sums, strict=True))
+    names = [key for part in parts if isinstance(part, FinalPart) for key in part.gradients]
+    assert sorted(names) == sorted(got)
+
+
+@pytest.mark.parametrize("taken", [1, 2])
+def test_a_backward_that_is_closed_early_leaves_the_model_as_it_was_and_holds_nothing(taken: int) -> None:
+    model = lora_llama()
+    before, call = plain_parameters(model), type(model.layers[0]).__call__
+    mx.eval(before)
+    mx.clear_cache()
+    held = mx.get_active_memory()
+    events = backward(model, [THREE], sft, head_chunk=8, path=SEGMENTS[0])
+    for _ in range(taken):
+        next(events)
+    events.close()
+    after = plain_parameters(model)
+    assert all(after[key] is before[key] for key in before)
+    assert type(model.layers[0]).__call__ is call
+    assert mx.get_active_memory() <= held
+
+
+def test_a_part_that_was_yielded_is_held_by_its_reader_alone() -> None:
+    """So a reader that keeps nothing frees each layer's gradients before the next layer computes."""
+    alone = {"array": mx.array(1.0)}
+    for event in backward(lora_llama(), [THREE], sft, head_chunk=8, path=SEGMENTS[0]):
+        if isinstance(event, FinalPart):
+            for key in event.gradients:
+                assert sys.getrefcount(event.gradients[key]) == sys.getrefcount(alone["array"])
 
 
 def test_the_parameters_are_as_before() -> None:

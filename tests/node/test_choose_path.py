@@ -2,7 +2,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from mlxdist.node.backward.backward import Path, gradient
+from mlxdist.node.backward.backward import GradientPath, gradient
 from mlxdist.node.backward.choose_path import choose_path
 from mlxdist.protocol.errors import NodeError
 from scripts.plain_gradient import furthest, padded_rows, plain_gradient
@@ -21,7 +21,7 @@ class Block(nn.Module):
 
 
 class Plain(nn.Module):
-    """A model of three blocks; the others below work in ways that a tap cannot follow everywhere."""
+    """A model of three blocks; the others below work in ways that hooks cannot follow everywhere."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ def trained(kind: type[Plain]) -> Plain:
     return model
 
 
-def equals_plain(model: nn.Module, path: Path) -> bool:
+def equals_plain(model: nn.Module, path: GradientPath) -> bool:
     def loss(sums: list[mx.array]) -> mx.array:
         return -sums[0].sum()
 
@@ -94,22 +94,24 @@ def equals_plain(model: nn.Module, path: Path) -> bool:
 def test_a_model_that_agrees_takes_the_path_that_was_asked_for(kind: type[Plain], size: int) -> None:
     model = trained(kind)
     path = choose_path(model, segment_size=size)
-    assert path == Path(segment_size=size)
+    assert path == GradientPath(segment_size=size)
     assert equals_plain(model, path)
 
 
 @pytest.mark.parametrize(
-    ("kind", "word", "picked"),
+    ("kind", "word", "supervised_head"),
     [
         (HeadSeesNeighbours, "differs from plain autograd", False),
         (ReadsAnOlderLayer, "differs from plain autograd", True),
         (NeverCallsLayers, "never calls its layers", False),
     ],
 )
-def test_another_model_falls_back_and_says_why_in_one_sentence(kind: type[Plain], word: str, picked: bool) -> None:
+def test_another_model_falls_back_and_says_why_in_one_sentence(
+    kind: type[Plain], word: str, supervised_head: bool
+) -> None:
     model = trained(kind)
     path = choose_path(model, segment_size=1)
-    assert (path.segment_size, path.checkpoint, path.picked) == (0, True, picked)
+    assert (path.segment_size, path.checkpoint, path.supervised_head) == (0, True, supervised_head)
     assert word in path.reason
     assert path.reason.endswith(".")
     assert "\n" not in path.reason
@@ -119,7 +121,7 @@ def test_another_model_falls_back_and_says_why_in_one_sentence(kind: type[Plain]
 def test_without_segments_only_the_head_can_fall_back() -> None:
     model = trained(HeadSeesNeighbours)
     path = choose_path(model)
-    assert (path.segment_size, path.checkpoint, path.picked) == (0, False, False)
+    assert (path.segment_size, path.checkpoint, path.supervised_head) == (0, False, False)
     assert "head" in path.reason
     assert equals_plain(model, path)
 
@@ -128,7 +130,7 @@ def test_parameters_outside_of_the_layers_take_the_whole_graph() -> None:
     model = trained(Plain)
     model.embed.unfreeze()
     path = choose_path(model, segment_size=1)
-    assert (path.segment_size, path.picked) == (0, False)
+    assert (path.segment_size, path.supervised_head) == (0, False)
     assert "outside of the layers" in path.reason
     assert equals_plain(model, path)
 
@@ -141,7 +143,7 @@ def test_a_model_that_mlx_cannot_train_is_refused_with_its_own_words() -> None:
 def test_grad_checkpoint_can_be_asked_for() -> None:
     model = trained(Plain)
     path = choose_path(model, grad_checkpoint=True)
-    assert path == Path(checkpoint=True)
+    assert path == GradientPath(checkpoint=True)
     assert equals_plain(model, path)
 
 
@@ -150,4 +152,4 @@ def test_half_precision_and_dropout_pass_the_check(kind: mx.Dtype) -> None:
     model = tiny_model("llama")
     model.set_dtype(kind)
     add_lora(model, dropout=0.2)
-    assert choose_path(model, segment_size=1) == Path(segment_size=1)
+    assert choose_path(model, segment_size=1) == GradientPath(segment_size=1)

@@ -6,7 +6,7 @@ import mlx.nn as nn
 import pytest
 
 from mlxdist.node.backward.grad_checkpoint import checkpointed
-from mlxdist.node.backward.layer_hooks import Call, tapped
+from mlxdist.node.backward.layer_hooks import Call, hooked
 from mlxdist.node.backward.pytree import Slot, UnsupportedError, arrays_in, put_together, take_apart
 
 
@@ -30,24 +30,24 @@ def plus_ten(layer: nn.Module, call: Call, args: tuple[Any, ...], kwargs: dict[s
 
 
 @pytest.mark.parametrize("kind", [Doubles, Inherits, CallsSuper])
-def test_a_tap_is_seen_while_open_and_leaves_the_class_as_it_was(kind: type[Doubles]) -> None:
+def test_a_hook_is_seen_while_open_and_leaves_the_class_as_it_was(kind: type[Doubles]) -> None:
     before = [dict(vars(cls)) for cls in (Doubles, Inherits, CallsSuper)]
-    layer, stranger = kind(), kind()
+    layer, other = kind(), kind()
     plain = layer(mx.array(3)).item()
-    with tapped([layer, None], plus_ten):
+    with hooked([layer, None], plus_ten):
         assert layer(mx.array(3)).item() == plain + 10
-        assert stranger(mx.array(3)).item() == plain
+        assert other(mx.array(3)).item() == plain
     assert layer(mx.array(3)).item() == plain
     assert [dict(vars(cls)) for cls in (Doubles, Inherits, CallsSuper)] == before
 
 
-def test_all_kinds_of_layers_are_tapped_at_once_and_each_call_once() -> None:
+def test_all_kinds_of_layers_are_hooked_at_once_and_each_call_once() -> None:
     layers = [Doubles(), Inherits(), CallsSuper()]
-    with tapped(layers, plus_ten):
+    with hooked(layers, plus_ten):
         assert [layer(mx.array(3)).item() for layer in layers] == [16, 16, 17]
 
 
-def test_a_layer_inside_a_layer_is_not_tapped() -> None:
+def test_a_layer_inside_a_layer_is_not_hooked() -> None:
     class Outer(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -57,24 +57,24 @@ def test_a_layer_inside_a_layer_is_not_tapped() -> None:
             return self.inner(x)
 
     outer = Outer()
-    with tapped([outer, outer.inner], plus_ten):
+    with hooked([outer, outer.inner], plus_ten):
         assert outer(mx.array(3)).item() == 16
 
 
 def test_an_exception_leaves_the_class_as_it_was() -> None:
     before = dict(vars(Inherits))
-    with pytest.raises(ZeroDivisionError), tapped([Inherits()], plus_ten):
+    with pytest.raises(ZeroDivisionError), hooked([Inherits()], plus_ten):
         raise ZeroDivisionError
     assert dict(vars(Inherits)) == before
 
 
-def test_taps_of_two_threads_follow_one_another() -> None:
-    """Classes belong to the process: without the lock the second to open would put the first one's tap back."""
+def test_hooks_of_two_threads_follow_one_another() -> None:
+    """Classes belong to the process: without the lock the second to open would put the first one's hook back."""
     before, layer, results = dict(vars(Doubles)), Doubles(), []
 
     def work() -> None:
         for _ in range(50):
-            with tapped([layer], plus_ten):
+            with hooked([layer], plus_ten):
                 results.append(layer(mx.array(3)).item())
 
     threads = [threading.Thread(target=work) for _ in range(3)]

@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from functools import partial
 
 import mlx.core as mx
 import numpy as np
@@ -61,7 +62,7 @@ def test_a_slow_leaf_is_called_swapping_only_when_memory_was_read_back_and_once(
         (swapped, [1, 1, 1, 1, 1, 9, 9, 9], [5]),
     ):
         numbers = reads(values)
-        watch = SwapWatch(read=lambda numbers=numbers: next(numbers))  # type: ignore[misc]
+        watch = SwapWatch(read=partial(next, numbers))
         told = [watch.leaf(leaf(100), float(each), 0) for each in seconds]
         assert [place for place, sentence in enumerate(told) if sentence] == said
     assert "9.0 times as long" in (told[5] or "")

@@ -18,7 +18,7 @@ SAME = ["abcdef0123"] * 5
 
 
 def found(**changes: Any) -> dict[str, Any]:
-    """What a machine measures on which everything holds."""
+    """The measurements of a machine on which everything holds."""
     measured: dict[str, Any] = {
         "mlxdist": "0.1.0",
         "python": "3.12.1",

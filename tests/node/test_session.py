@@ -1,4 +1,4 @@
-"""A worker's session: work starts when all that it needs is here, in whatever order, and nothing else counts."""
+"""A worker's session: a job starts when all that it needs has arrived, in any order, and nothing else counts."""
 
 from collections.abc import Sequence
 from itertools import permutations
@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxdist.node.link.session import ComputeCanary, ComputeLeaves, Finish, LoadModel, Session
+from mlxdist.node.link.jobs import ComputeAssignment, ComputeCanary, Finish, LoadModel, Partial
+from mlxdist.node.link.session import Session
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import MismatchError, WireError
 from mlxdist.protocol.leaves import Leaf, Row, pack_leaf
@@ -108,12 +109,12 @@ def state_of(session: Session) -> Any:
     return plain(session)
 
 
-def assert_whole(work: Any, task: m.Assignment, elements: int = SMALL) -> None:
-    """The work is this task, with its own leaves in order and the adapter that it names."""
-    assert isinstance(work, ComputeLeaves)
-    assert work.task == task
-    assert [leaf.index for leaf in work.leaves] == list(range(task.start, task.stop))
-    for leaf, numbers in zip(work.leaves, work.row_inputs, strict=True):
+def assert_whole(job: Any, task: m.Assignment, elements: int = SMALL) -> None:
+    """The job is this assignment, with its own leaves in order and the adapter that it names."""
+    assert isinstance(job, ComputeAssignment)
+    assert job.assignment == task
+    assert [leaf.index for leaf in job.leaves] == list(range(task.start, task.stop))
+    for leaf, numbers in zip(job.leaves, job.row_inputs, strict=True):
         (row,), (expected,) = leaf.rows, leaf_of(leaf.index).rows
         assert (row.row_id, row.ids.tolist(), row.targets.tolist()) == (
             expected.row_id,
@@ -121,13 +122,13 @@ def assert_whole(work: Any, task: m.Assignment, elements: int = SMALL) -> None:
             expected.targets.tolist(),
         )
         assert numbers == {"reference": (leaf.index + 0.5,)}
-    assert work.adapter.tobytes() == vector_of(elements, task.adapter_version).tobytes()
+    assert job.adapter.tobytes() == vector_of(elements, task.adapter_version).tobytes()
 
 
-# ---- tasks wait for their rows and their adapter
+# ---- assignments wait for their rows and their adapter
 
 
-def test_a_task_starts_with_its_last_row_or_block_whatever_the_order() -> None:
+def test_an_assignment_starts_with_its_last_row_or_block_whatever_the_order() -> None:
     task = task_of(2, 5)
     adapter, rows = adapter_messages(SMALL), [rows_of(task, index) for index in (2, 3, 4)]
     for order in permutations(rows):
@@ -138,16 +139,16 @@ def test_a_task_starts_with_its_last_row_or_block_whatever_the_order() -> None:
                 tell(session, *adapter[:split], (task, b""))
                 sequence = [*order[:place], *adapter[split:], *order[place:]]
                 for sent in sequence:
-                    assert not session.work
+                    assert not session.jobs
                     tell(session, sent)
-                assert len(session.work) == 1
-                assert_whole(session.work.pop(), task)
+                assert len(session.jobs) == 1
+                assert_whole(session.jobs.pop(), task)
 
 
 @settings(max_examples=200)
 @given(st.data())
-def test_any_interleaving_of_adapters_and_tasks_does_every_task_once_in_order(data: st.DataObject) -> None:
-    # A task follows the one before it, its rows follow it in any order, and the adapter's stream is apart.
+def test_any_interleaving_of_adapters_and_assignments_does_every_one_once_in_order(data: st.DataObject) -> None:
+    # An assignment follows the one before it, its rows follow it in any order, and the adapter's stream is apart.
     tasks = [
         task_of(0, 2, version=1, step=2),
         task_of(3, 4, version=1, step=2, attempt=2),
@@ -163,26 +164,26 @@ def test_any_interleaving_of_adapters_and_tasks_does_every_task_once_in_order(da
         tell(session, sent)
         if isinstance(sent[0], m.Assignment):
             streams.append(rows[tasks.index(sent[0])])
-        done += [session.work.popleft() for _ in range(len(session.work))]
-    for work, task in zip(done, tasks, strict=True):
-        assert_whole(work, task)
+        done += [session.jobs.popleft() for _ in range(len(session.jobs))]
+    for job, task in zip(done, tasks, strict=True):
+        assert_whole(job, task)
 
 
-def test_a_task_waits_for_the_adapter_version_that_it_names() -> None:
+def test_an_assignment_waits_for_the_adapter_version_that_it_names() -> None:
     session, task = new_session(), task_of(0, 1, version=2)
     tell(session, *adapter_messages(SMALL, stream=1, version=1), (task, b""), rows_of(task, 0))
-    assert not session.work
+    assert not session.jobs
     tell(session, *adapter_messages(SMALL, stream=2, version=2))
-    assert_whole(session.work.pop(), task)
+    assert_whole(session.jobs.pop(), task)
 
 
 def test_an_adapter_that_is_not_whole_yet_is_not_computed_with() -> None:
     session, task = new_session(LARGE), task_of(0, 1)
     *most, end = adapter_messages(LARGE)
     tell(session, (task, b""), rows_of(task, 0), *most)
-    assert not session.work
+    assert not session.jobs
     tell(session, end)
-    assert_whole(session.work.pop(), task, LARGE)
+    assert_whole(session.jobs.pop(), task, LARGE)
 
 
 def test_the_next_step_uses_the_next_adapter_and_the_work_of_the_last_one_keeps_its_own() -> None:
@@ -190,8 +191,8 @@ def test_the_next_step_uses_the_next_adapter_and_the_work_of_the_last_one_keeps_
     first, second = task_of(0, 1, version=1), task_of(0, 1, version=2, step=3, attempt=2)
     tell(session, *adapter_messages(SMALL, version=1), (first, b""), rows_of(first, 0))
     tell(session, *adapter_messages(SMALL, stream=2, version=2), (second, b""), rows_of(second, 0))
-    assert_whole(session.work.popleft(), first)
-    assert_whole(session.work.popleft(), second)
+    assert_whole(session.jobs.popleft(), first)
+    assert_whole(session.jobs.popleft(), second)
 
 
 def test_an_older_adapter_that_comes_late_replaces_nothing() -> None:
@@ -199,35 +200,35 @@ def test_an_older_adapter_that_comes_late_replaces_nothing() -> None:
     late = adapter_messages(SMALL, stream=1, version=1)
     tell(session, *late[:1], *adapter_messages(SMALL, stream=2, version=2), *late[1:])
     tell(session, (task, b""), rows_of(task, 0))
-    assert_whole(session.work.pop(), task)
+    assert_whole(session.jobs.pop(), task)
 
 
-def test_a_task_for_an_adapter_that_was_replaced_is_refused_and_does_not_wait_for_ever() -> None:
+def test_an_assignment_for_an_adapter_that_was_replaced_is_refused_and_does_not_wait_for_ever() -> None:
     session, task = new_session(), task_of(0, 1, version=1)
     tell(session, *adapter_messages(SMALL, version=2), (task, b""))
     with pytest.raises(WireError, match="adapter version 1, which was replaced"):
         tell(session, rows_of(task, 0))
 
 
-def test_a_task_waits_for_the_reference_that_was_offered_before_it() -> None:
+def test_an_assignment_waits_for_the_reference_that_was_offered_before_it() -> None:
     session, task = new_session(), task_of(0, 1)
     offer, *rest = adapter_messages(SMALL, stream=9, version=0, kind="reference")
     tell(session, offer, *adapter_messages(SMALL), (task, b""), rows_of(task, 0))
-    assert not session.work
+    assert not session.jobs
     tell(session, *rest)
-    work = session.work.pop()
-    assert_whole(work, task)
-    assert isinstance(work, ComputeLeaves)
-    assert work.reference is not None
-    assert work.reference.tobytes() == vector_of(SMALL, 0).tobytes()
+    job = session.jobs.pop()
+    assert_whole(job, task)
+    assert isinstance(job, ComputeAssignment)
+    assert job.reference is not None
+    assert job.reference.tobytes() == vector_of(SMALL, 0).tobytes()
 
 
 def test_without_a_reference_the_base_is_meant() -> None:
     session, task = new_session(), task_of(0, 1)
     tell(session, *adapter_messages(SMALL), (task, b""), rows_of(task, 0))
-    work = session.work.pop()
-    assert isinstance(work, ComputeLeaves)
-    assert work.reference is None
+    job = session.jobs.pop()
+    assert isinstance(job, ComputeAssignment)
+    assert job.reference is None
 
 
 # ---- what makes no sense here
@@ -246,10 +247,10 @@ def test_without_a_reference_the_base_is_meant() -> None:
     ],
     ids=str,
 )
-def test_a_task_that_cannot_be_done_is_refused(change: dict[str, Any]) -> None:
+def test_an_assignment_that_cannot_be_done_is_refused(change: dict[str, Any]) -> None:
     session = new_session()
     before = state_of(session)
-    with pytest.raises(WireError, match="a task to"):
+    with pytest.raises(WireError, match="an assignment to"):
         tell(session, (msgspec.structs.replace(task_of(0, 3), **change), b""))
     assert state_of(session) == before
 
@@ -257,16 +258,16 @@ def test_a_task_that_cannot_be_done_is_refused(change: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "change", [{"leaf": 5}, {"leaf": 1}, {"leaf": -1}, {"step": 1}, {"step": 3}, {"attempt": 2}], ids=str
 )
-def test_rows_that_no_task_names_are_refused(change: dict[str, Any]) -> None:
+def test_rows_that_no_assignment_names_are_refused(change: dict[str, Any]) -> None:
     session, task = new_session(), task_of(2, 5)
     tell(session, (task, b""))
     message, payload = rows_of(task, 2)
-    with pytest.raises(WireError, match="which no task names"):
+    with pytest.raises(WireError, match="which no assignment names"):
         tell(session, (msgspec.structs.replace(message, **change), payload))
 
 
-def test_rows_before_their_task_are_refused() -> None:
-    with pytest.raises(WireError, match="which no task names"):
+def test_rows_before_their_assignment_are_refused() -> None:
+    with pytest.raises(WireError, match="which no assignment names"):
         tell(new_session(), rows_of(task_of(0, 1), 0))
 
 
@@ -341,16 +342,16 @@ def test_a_damaged_adapter_is_never_computed_with_and_asked_for_again(kind: str)
     tell(session, offer, (task, b""), rows_of(task, 0), (block, damaged), end)
     assert said(session)[-1] == m.Received(SESSION, 1, whole=False)
     tell(session, rows_of(task, 0))
-    assert not session.work
+    assert not session.jobs
     tell(session, *adapter_messages(SMALL, stream=2, kind=kind))
-    work = session.next_work()
-    assert_whole(work, task)
-    assert isinstance(work, ComputeLeaves)
-    assert (work.reference is None) == (kind == "adapter")
+    job = session.next_job()
+    assert_whole(job, task)
+    assert isinstance(job, ComputeAssignment)
+    assert (job.reference is None) == (kind == "adapter")
 
 
 @pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: type(message).__name__)
-def test_messages_of_another_life_change_nothing(message: Message) -> None:
+def test_messages_of_another_session_change_nothing(message: Message) -> None:
     session = new_session()
     task = task_of(0, 2)
     tell(session, *adapter_messages(SMALL)[:1], (task, b""), rows_of(task, 1))
@@ -379,7 +380,7 @@ FOR_A_WORKER = (
     m.Shutdown,
     m.Cancel,
     m.Received,
-    m.Register,  # has no life, and so changes nothing
+    m.Register,  # has no session, and so changes nothing
 )
 
 
@@ -396,7 +397,7 @@ def test_what_a_worker_is_never_sent_is_refused(message: Message) -> None:
 
 @settings(max_examples=200)
 @given(st.data())
-def test_any_sequence_of_legal_messages_is_work_or_an_error_of_the_house(data: st.DataObject) -> None:
+def test_any_sequence_of_legal_messages_is_a_job_or_an_error_of_ours(data: st.DataObject) -> None:
     task = task_of(0, 2)
     pool: list[Sent] = [
         (m.Welcome(SESSION, SPEC), b""),
@@ -420,15 +421,15 @@ def test_any_sequence_of_legal_messages_is_work_or_an_error_of_the_house(data: s
         except (WireError, MismatchError):
             break  # the worker ends
         said(session)
-    for work in session.work:
-        if isinstance(work, ComputeLeaves):
-            assert_whole(work, task)
+    for job in session.jobs:
+        if isinstance(job, ComputeAssignment):
+            assert_whole(job, task)
 
 
 # ---- what is asked of the worker is passed on
 
 
-def test_welcome_canary_goodbye_and_refusal_become_work_in_order() -> None:
+def test_welcome_canary_shutdown_and_rejection_become_jobs_in_order() -> None:
     session = new_session()
     tell(
         session,
@@ -437,7 +438,7 @@ def test_welcome_canary_goodbye_and_refusal_become_work_in_order() -> None:
         (m.Shutdown(SESSION, "done"), b""),
         (m.Reject("no"), b""),
     )
-    assert list(session.work) == [LoadModel(SPEC), ComputeCanary(), Finish("done", False), Finish("no", True)]
+    assert list(session.jobs) == [LoadModel(SPEC), ComputeCanary(), Finish("done", False), Finish("no", True)]
     assert session.spec == SPEC
 
 
@@ -458,7 +459,7 @@ def test_the_worker_gives_credit_for_one_window_and_one_more_with_every_block() 
 
 def offered(session: Session, elements: int, span: Span) -> tuple[m.VectorOffer, Vector]:
     vector = np.random.default_rng(span.start).random(elements, dtype=np.float32)
-    session.offer_partial(task_of(0, 4, version=6, step=7, attempt=8), span, vector)
+    session.deliver(Partial(task_of(0, 4, version=6, step=7, attempt=8), span, vector))
     (offer,) = said(session)
     assert isinstance(offer, m.VectorOffer)
     return offer, vector
@@ -508,7 +509,7 @@ def test_what_was_said_leaves_before_the_blocks_that_have_credit() -> None:
     assert [type(message) for message in said(session)] == [m.Progress, m.VectorBlock, m.VectorEnd]
 
 
-def test_a_stale_vector_is_dropped_alone_and_all_of_them_when_the_life_is_over() -> None:
+def test_a_stale_vector_is_dropped_alone_and_all_of_them_when_the_session_is_over() -> None:
     session = new_session()
     first, second = offered(session, SMALL, Span(0, 1))[0], offered(session, SMALL, Span(1, 2))[0]
     tell(
@@ -522,5 +523,5 @@ def test_a_stale_vector_is_dropped_alone_and_all_of_them_when_the_life_is_over()
         m.VectorBlock(SESSION, 2, 0)
     ]
     offered(session, SMALL, Span(2, 3))
-    tell(session, (m.Stale(SESSION, "this life", over=True), b""))
+    tell(session, (m.Stale(SESSION, "this session", over=True), b""))
     assert not session.uploading

@@ -5,19 +5,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxdist.node.link.session import ComputeLeaves
-from mlxdist.node.work.assignment import Assignment, NotNeededError
+from mlxdist.node.backward.events import Events, FinalPart
+from mlxdist.node.link.jobs import ComputeAssignment, Partial
+from mlxdist.node.work.assignment import AssignmentRun
 from mlxdist.node.work.compute import Computer, add
 from mlxdist.node.work.engine import Engine
 from mlxdist.node.work.memory_pressure import SwapWatch
 from mlxdist.node.work.model import LoadedModel
-from mlxdist.node.work.streaming_sum import Rising
+from mlxdist.node.work.streaming_sum import StreamingSum
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.manifest import Manifest
@@ -63,24 +63,25 @@ def test_a_sum_that_grows_by_prefixes_has_the_bits_of_the_whole_tree(data: st.Da
     span = Span(0, leaves)
     whole = fold(vectors, lambda left, right: left + right)
     lefts = [fold_span(left, lambda index: vectors[index].copy(), add) for left in left_of_last(span)]
-    rising = Rising(MANIFEST, lefts)
+    total = StreamingSum(MANIFEST, lefts)
     names = data.draw(st.permutations([tensor.name for tensor in MANIFEST]))
     parts, ready = parts_of(vectors[-1]), 0
     while names:
         taken = data.draw(st.integers(1, len(names)))
-        before, ready = ready, rising.take({name: parts[name] for name in names[:taken]})
-        names = names[taken:]
+        total.add({name: parts[name] for name in names[:taken]})
+        names, before, ready = names[taken:], ready, total.ready
         assert ready >= before
-        assert rising.vector[:ready].tobytes() == whole[:ready].tobytes()
+        assert total.vector[:ready].tobytes() == whole[:ready].tobytes()
     assert ready == len(whole)
 
 
 def test_parts_in_the_order_of_the_manifest_are_final_at_once() -> None:
     (vector,) = random_vectors(1, manifests.size(MANIFEST))
-    rising, expected = Rising(MANIFEST, []), 0
+    total, expected = StreamingSum(MANIFEST, []), 0
     for name, part in parts_of(vector).items():
         expected += len(part)
-        assert rising.take({name: part}) == expected
+        total.add({name: part})
+        assert total.ready == expected
 
 
 def test_the_left_parts_of_a_subtree_are_all_but_its_last_leaf() -> None:
@@ -126,26 +127,31 @@ TASK = task_of(0, 1)
 BIG = 2 * BLOCK_ELEMENTS + 1
 
 
-def growing(session: Session, vector: Vector) -> tuple[Any, int]:
-    stream = session.offer_partial(TASK, Span(0, 1), vector, growing=True)
+def growing(session: Session, vector: Vector) -> tuple[Callable[[int | None], bool], int]:
+    """Offers a partial of which nothing is final; returns how it grows, and its stream."""
+
+    def grow(ready: int | None) -> bool:
+        return session.deliver(Partial(TASK, Span(0, 1), vector, ready))
+
+    grow(0)
     (offer,) = said(session)
     assert isinstance(offer, m.VectorOffer)
     tell(session, (m.Credit(SESSION, offer.stream, 10), b""))
-    return stream, offer.stream
+    return grow, offer.stream
 
 
 def test_a_growing_partial_is_offered_at_once_and_sent_by_its_prefix() -> None:
     session, vector = new_session(), np.arange(BIG, dtype=np.float32)
-    stream, number = growing(session, vector)
+    grow, number = growing(session, vector)
     assert said(session) == []
-    stream.grow(BLOCK_ELEMENTS - 1)
+    grow(BLOCK_ELEMENTS - 1)
     assert said(session) == []
-    stream.grow(BLOCK_ELEMENTS)
+    grow(BLOCK_ELEMENTS)
     assert said(session) == [m.VectorBlock(SESSION, number, 0)]
-    stream.grow(BIG)
+    grow(BIG)
     assert said(session) == [m.VectorBlock(SESSION, number, index) for index in (1, 2)]
     assert session.uploading
-    stream.finish()
+    grow(None)
     (end,) = said(session)
     assert isinstance(end, m.VectorEnd)
     assert (end.stream, end.digest) == (number, digest(vector))
@@ -156,13 +162,13 @@ def test_a_growing_partial_is_offered_at_once_and_sent_by_its_prefix() -> None:
 @pytest.mark.parametrize("blocks", [1, 2, 3])
 def test_the_answer_to_its_last_leaf_stands_before_the_end_whenever_the_carrier_looks(blocks: int) -> None:
     session, vector = new_session(), np.arange(BIG, dtype=np.float32)
-    stream, number = growing(session, vector)
-    stream.grow(BIG)
+    grow, number = growing(session, vector)
+    grow(BIG)
     outgoing, kinds = session.take_outgoing(), []
     for _ in range(blocks):
         kinds.append(type(next(outgoing)[0]).__name__)
     session.say(m.Progress(SESSION, "the answer"))  # the computing thread goes on while a block travels
-    stream.finish()
+    grow(None)
     kinds += [type(message).__name__ for message, _ in outgoing]
     assert kinds == ["VectorBlock"] * blocks + ["Progress"] + ["VectorBlock"] * (3 - blocks) + ["VectorEnd"]
     assert number == 1
@@ -171,12 +177,12 @@ def test_the_answer_to_its_last_leaf_stands_before_the_end_whenever_the_carrier_
 @pytest.mark.parametrize("end", ["withdrawn", "cancelled", "stale", "over"])
 def test_a_partial_that_is_dropped_in_mid_stream_sends_nothing_more(end: str) -> None:
     session, vector = new_session(), np.arange(BIG, dtype=np.float32)
-    stream, number = growing(session, vector)
-    stream.grow(2 * BLOCK_ELEMENTS)
+    grow, number = growing(session, vector)
+    grow(2 * BLOCK_ELEMENTS)
     outgoing = session.take_outgoing()
     assert isinstance(next(outgoing)[0], m.VectorBlock)
     if end == "withdrawn":
-        stream.withdraw()
+        session.done()  # of a job that was closed early
     elif end == "cancelled":
         session.computing = TASK.attempt
         tell(session, (m.Cancel(SESSION, TASK.attempt), b""))
@@ -185,8 +191,9 @@ def test_a_partial_that_is_dropped_in_mid_stream_sends_nothing_more(end: str) ->
     else:
         tell(session, (m.Stale(SESSION, "a block", over=True), b""))
     assert list(outgoing) == []
-    stream.grow(BIG)
-    stream.finish()
+    if end != "withdrawn":  # after which the job goes on for a while
+        grow(BIG)
+        grow(None)
     assert said(session) == []
     assert not session.uploading
     tell(session, (m.Received(SESSION, number, whole=False), b""))
@@ -195,9 +202,9 @@ def test_a_partial_that_is_dropped_in_mid_stream_sends_nothing_more(end: str) ->
 
 def test_a_streamed_partial_that_arrived_damaged_is_offered_whole() -> None:
     session, vector = new_session(), np.arange(BIG, dtype=np.float32)
-    stream, number = growing(session, vector)
-    stream.grow(BIG)
-    stream.finish()
+    grow, number = growing(session, vector)
+    grow(BIG)
+    grow(None)
     said(session)
     tell(session, (m.Received(SESSION, number, whole=False), b""))
     (offer,) = said(session)
@@ -250,18 +257,16 @@ class Told(Computer):
     record: list[tuple[str, int]] = field(default_factory=list)
     spoil: list[tuple[int, int]] = field(default_factory=list)  # (leaf, layer), each once
 
-    def _backward(
-        self, leaf: Any, step: int, batches: Any, asked: Any, on_begin: Any = None, on_final: Any = None
-    ) -> Any:
-        def final(names: list[str], grads: dict[str, mx.array]) -> None:
-            layer = int(names[0].split(".")[2])
-            self.record.append(("segment", layer))
-            if (leaf.index, layer) in self.spoil:
-                self.spoil.remove((leaf.index, layer))
-                grads = {**grads, names[-1]: grads[names[-1]] * mx.array(float("nan"))}
-            on_final(names, grads)
-
-        return super()._backward(leaf, step, batches, asked, on_begin, final if on_final else None)
+    def _backward(self, leaf: Any, step: int, batches: Any, asked: Any) -> Events:
+        for event in super()._backward(leaf, step, batches, asked):
+            if isinstance(event, FinalPart) and self.loaded.path.segment_size:
+                *_, last = event.gradients
+                layer = int(last.split(".")[2])
+                self.record.append(("segment", layer))
+                if (leaf.index, layer) in self.spoil:
+                    self.spoil.remove((leaf.index, layer))
+                    event.gradients[last] *= float("nan")
+            yield event
 
 
 class ToldEngine(Engine):
@@ -323,14 +328,18 @@ def test_streamed_partials_have_the_bits_of_whole_ones(
     wires, _ = wired(*names)
     assert wires.gradient(request(leaves=leaves)).tobytes() == expected[leaves]
     partials = sum(kind == "VectorOffer" for kind, _ in wires.record)
-    assert wires.record.count(("segment", 0)) == partials, "one leaf of each partial goes by parts"
+    assert wires.record.count(("segment", 0)) == leaves
+    whole = ("grown", len(expected[leaves]) // 4)
+    assert wires.record.count(whole) == partials, "one leaf of each partial goes by parts"
 
 
 def test_blocks_leave_while_lower_segments_still_compute(wired: Wired) -> None:
     wires, _ = wired("a")
     wires.gradient(request(leaves=4))
     order = [entry for entry in wires.record if entry[0] in ("segment", "VectorOffer", "VectorBlock", "VectorEnd")]
-    assert order[0][0] == "VectorOffer", "offered when the backward begins"
+    before, order = order[: 3 * LAYERS], order[3 * LAYERS :]
+    assert {kind for kind, _ in before} == {"segment"}, "the leaves left of the last one"
+    assert order[0][0] == "VectorOffer", "offered when the backward of the last leaf begins"
     for layer in range(LAYERS - 1, 0, -1):
         place, below = order.index(("segment", layer)), order.index(("segment", layer - 1))
         assert any(kind == "VectorBlock" for kind, _ in order[place:below])
@@ -392,7 +401,7 @@ def test_a_cancel_in_mid_stream_frees_the_buffer_and_ends_the_backward(
     assert wires.gradient(asked).tobytes() == expected[LEAVES]
     assert copied == [1]
     lowest = [entry for entry in wires.record if entry[0] == "segment" and entry[1] == 0]
-    assert len(lowest) == 1, "only the copy came to its end"
+    assert len(lowest) == (LEAVES - 1) + LEAVES, "of the two last leaves only the copy's came to its end"
     assert wires.cluster.transfers.pool.held == 0
     assert not wires.nodes["a"].session.uploading
     assert wires.cluster.nodes["a"].works
@@ -424,16 +433,10 @@ def test_a_loss_that_is_not_finite_is_found_before_anything_is_offered(wired: Wi
     computer.use(np.full(manifests.size(computer.loaded.manifest), np.float32("nan")))
     (leaf,) = request(leaves=1).leaves
     task = m.Assignment(SESSION, "gradient", 1, 1, 0, 0, 1, 1, "sft", "current", {})
-    said: list[m.Message] = []
-
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise AssertionError("nothing is to be offered")
-
-    work = ComputeLeaves(task, (leaf,), ({},), computer.adapter, None)
-    assignment = Assignment(computer, work, lambda: True, lambda message, _: said.append(message), refuse, SwapWatch())
-    with pytest.raises(NotNeededError):
-        assignment.run()
-    (fault,) = said
+    job = ComputeAssignment(task, (leaf,), ({},), computer.adapter, None)
+    (result,) = AssignmentRun(computer, job, SwapWatch()).results()
+    assert not isinstance(result, Partial)
+    fault, _ = result
     assert isinstance(fault, m.Fault)
     assert (fault.kind, fault.leaf) == ("nonfinite", 0)
 
@@ -445,29 +448,30 @@ def test_a_partial_is_withdrawn_before_the_coordinator_hears_of_the_fault(wired:
     computer.use(adapter)
     engine.spoil.append((0, 0))
     task = m.Assignment(SESSION, "gradient", 1, 1, 0, 0, 1, 1, "sft", "current", {})
-    order: list[str] = []
+    results = AssignmentRun(computer, ComputeAssignment(task, (leaf,), ({},), adapter, None), SwapWatch()).results()
+    session, kinds = new_session(), []
+    for result in results:
+        kinds.append("partial" if isinstance(result, Partial) else type(result[0]).__name__)
+        session.deliver(result)
+        tell(session, (m.Credit(SESSION, 1, 10), b""))  # all of it could leave
+        assert (1 in session.outgoing.vectors) == (kinds[-1] == "partial")
+    assert kinds == ["partial"] * LAYERS + ["Fault"]
+    assert [type(message).__name__ for message in said(session)] == ["VectorOffer", "Fault"]
 
-    class Watched:
-        def grow(self, ready: int) -> None:
-            order.append("grown")
 
-        def finish(self) -> None:
-            order.append("finished")
-
-        def withdraw(self) -> None:
-            order.append("withdrawn")
-
-    assignment = Assignment(
-        computer,
-        ComputeLeaves(task, (leaf,), ({},), adapter, None),
-        lambda: True,
-        lambda message, _: order.append(type(message).__name__),
-        lambda task, span, vector, *, growing=False: Watched(),
-        SwapWatch(),
-    )
-    with pytest.raises(NotNeededError):
-        assignment.run()
-    assert order == ["grown"] * (LAYERS - 1) + ["withdrawn", "Fault"]
+def test_an_assignment_that_is_closed_early_computes_no_further_segment(wired: Wired) -> None:
+    wires, (engine,) = wired("a")
+    computer, (leaf,) = engine._ready(), request(leaves=1).leaves
+    adapter = drawn_adapter(computer.loaded.manifest)
+    task = m.Assignment(SESSION, "gradient", 1, 1, 0, 0, 1, 1, "sft", "current", {})
+    job = ComputeAssignment(task, (leaf,), ({},), adapter, None)
+    results, session = engine.perform(job, SESSION, lambda sentence: None), new_session()
+    for _ in range(2):  # its offer, and the top layer
+        session.deliver(next(results))
+    results.close()
+    session.done()
+    assert wires.record == [("segment", LAYERS - 1)]
+    assert not session.outgoing.vectors
 
 
 @pytest.mark.slow

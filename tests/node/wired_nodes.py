@@ -1,9 +1,10 @@
-"""Real sessions and engines wired to a real cluster, without threads: messages move whenever a test, or a stream, says.
+"""Real sessions and engines wired to a real cluster, without threads: messages move when a test, or a result, says so.
 
 A partial that grows moves messages each time it grows, so that what leaves in the middle of a backward is seen there.
 """
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,12 +13,12 @@ from mlxdist.coordinator.cluster.settings import ClusterSettings
 from mlxdist.coordinator.config.run_spec import run_spec
 from mlxdist.coordinator.config.schema import RunConfig
 from mlxdist.coordinator.schedule.rounds import Request
-from mlxdist.node.link.outgoing import Growing
+from mlxdist.node.link.jobs import Partial
 from mlxdist.node.link.session import Session
 from mlxdist.node.work.engine import Engine, versions
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.transport import CONTROL, DATA, Parcel
-from mlxdist.protocol.tree import Span, TreeSum
+from mlxdist.protocol.tree import TreeSum
 from mlxdist.protocol.vectors import Vector
 from mlxdist.protocol.wire import Frames, decode, encode
 from tests.coordinator.cluster.scripted_node import give_back
@@ -36,27 +37,6 @@ def cluster_for(config: RunConfig, **changes: Any) -> Cluster:
 
 
 @dataclass
-class PumpedStream:
-    """A growing partial; all that can move moves when it has grown."""
-
-    wires: "Wires"
-    name: str
-    stream: Growing
-
-    def grow(self, ready: int) -> None:
-        self.stream.grow(ready)
-        self.wires.record.append(("grown", ready))
-        self.wires.pump()
-        self.wires.on_growth(self.name)
-
-    def finish(self) -> None:
-        self.stream.finish()
-
-    def withdraw(self) -> None:
-        self.stream.withdraw()
-
-
-@dataclass
 class WiredNode:
     """One worker."""
 
@@ -65,16 +45,22 @@ class WiredNode:
     engine: Engine
     session: Session
 
-    def offer(self, task: m.Assignment, span: Span, vector: Vector, *, growing: bool = False) -> Growing:
-        stream = PumpedStream(self.wires, self.name, self.session.offer_partial(task, span, vector, growing=growing))
-        self.wires.pump()
-        return stream
-
     def work(self) -> bool:
-        """Do what there is to do; whether there was anything."""
-        if not self.session.work:
+        """Does the next job. Returns False when there is none."""
+        if not self.session.jobs:
             return False
-        self.engine.perform(self.session.next_work(), self.session, self.session.say, self.offer)
+        with closing(self.engine.perform(self.session.next_job(), self.session.id, lambda sentence: None)) as results:
+            for result in results:
+                needed = self.session.deliver(result)
+                if isinstance(result, Partial) and result.ready is not None:
+                    if result.ready:
+                        self.wires.record.append(("grown", result.ready))
+                    self.wires.pump()
+                    if result.ready:
+                        self.wires.on_growth(self.name)
+                    needed = self.session.needed(result.assignment.attempt)
+                if not needed:
+                    break
         self.session.done()
         self.wires.pump()
         return True

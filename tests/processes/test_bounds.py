@@ -3,7 +3,7 @@
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,10 @@ import pytest
 from mlxdist.coordinator.config.hosts import local_hosts
 from mlxdist.coordinator.fleet.launch import LocalNodes
 from mlxdist.coordinator.storage.node_log import append_line
-from mlxdist.node.link.session import ComputeCanary, LoadModel, Session, Work
+from mlxdist.node.link.jobs import ComputeCanary, Job, LoadModel, Results
 from mlxdist.node.process import LINE_CHARS, UNSEEN_LINES, Worker
 from mlxdist.node.supervisor import Supervisor
-from mlxdist.node.work.engine import Engine, Offer, Say
+from mlxdist.node.work.engine import Engine
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.transport import CONTROL, MemoryHub
 from mlxdist.protocol.wire import Frames, decode
@@ -76,7 +76,7 @@ def worker() -> Iterator[Worker]:
 
 def all_news(worker: Worker) -> list[str]:
     lines: list[str] = []
-    while part := worker.news():
+    while part := worker.take_lines():
         lines += part
     return lines
 
@@ -96,7 +96,7 @@ def test_a_line_without_an_end_is_cut() -> None:
     try:
         lines: list[str] = []
         while "end" not in lines:
-            lines += worker.news()
+            lines += worker.take_lines()
         assert [len(line) for line in lines] == [*[LINE_CHARS] * 3, 0, 3]
     finally:
         worker.stop()
@@ -153,11 +153,11 @@ def test_the_commands_that_start_raise_the_soft_limit_of_open_files(words: list[
 class NoModel(Engine):
     """Answers as an engine does, without a model."""
 
-    def perform(self, work: Work, session: Session, say: Say, offer: Offer) -> None:
-        if isinstance(work, LoadModel):
-            say(introduction(session.id), b"")
-        elif isinstance(work, ComputeCanary):
-            say(m.CanaryAnswer(session.id, CANARY), b"")
+    def perform(self, job: Job, session: m.SessionId, progress: Callable[[str], None]) -> Results:
+        if isinstance(job, LoadModel):
+            yield introduction(session), b""
+        elif isinstance(job, ComputeCanary):
+            yield m.CanaryAnswer(session, CANARY), b""
 
 
 @contextmanager

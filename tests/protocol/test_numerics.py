@@ -1,4 +1,4 @@
-"""What fixes the bits has one id, dropout has its keys, and the promise says no more than the canary showed."""
+"""All that fixes the bits has one id, dropout has its keys, and the promise says no more than the canary showed."""
 
 import hashlib
 import os

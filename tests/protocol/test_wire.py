@@ -55,7 +55,7 @@ def test_the_union_names_every_message() -> None:
     assert len({kind.__struct_config__.tag for kind in MESSAGE_TYPES}) == len(MESSAGE_TYPES)
 
 
-def test_every_message_but_the_first_and_the_refusal_names_its_life() -> None:
+def test_every_message_but_the_first_and_the_refusal_names_its_session() -> None:
     assert {kind for kind in MESSAGE_TYPES if "session" not in hints(kind)} == {m.Register, m.Reject}
 
 
@@ -196,7 +196,7 @@ def test_a_field_of_another_type_is_refused(message: Message) -> None:
 
 
 @each_example
-def test_a_life_with_more_or_fewer_parts_is_refused(message: Message) -> None:
+def test_a_session_with_more_or_fewer_parts_is_refused(message: Message) -> None:
     fields = as_map(message)
     if "session" in fields:
         for other in ([], ["run"], ["run", 1], ["run", 1, 2, 3], {"run": "run", "incarnation": 1, "number": 2}):
@@ -287,7 +287,7 @@ def test_the_largest_messages_arrive() -> None:
 
 
 def never_anything_but_a_wire_error(frames: Sequence[bytes]) -> bool:
-    """Whether the frames were accepted; any other exception fails the test."""
+    """True if the frames were accepted; any other exception fails the test."""
     try:
         message, _ = decode(frames)
     except WireError:

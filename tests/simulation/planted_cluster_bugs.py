@@ -25,7 +25,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 @dataclass(frozen=True)
 class Bug:
-    """What is wrong, how it is planted, and a part of what the machine says then."""
+    """A bug: what is wrong, how it is planted, and a part of what the machine says then."""
 
     what: str
     plant: Plant
@@ -61,7 +61,7 @@ def stale_steps_count(patch: pytest.MonkeyPatch) -> None:
 
 
 def lost_leaves_are_forgotten(patch: pytest.MonkeyPatch) -> None:
-    """What a lost node had is not given to anybody."""
+    """The leaves of a lost node are not given to others."""
 
     def drop(self: Round, attempt: Assignment) -> list[Span]:
         self.assignments.pop(attempt.attempt, None)
@@ -103,12 +103,12 @@ def damage_is_not_seen(patch: pytest.MonkeyPatch) -> None:
 
 
 def summed_buffers_are_kept(patch: pytest.MonkeyPatch) -> None:
-    """What was summed away still counts as held."""
+    """A buffer that was summed away still counts as held."""
     patch.setattr(BufferPool, "give_back", lambda self, buffer: self._free.append(buffer))
 
 
-def losers_of_a_race_are_liars(patch: pytest.MonkeyPatch) -> None:
-    """The rest of a vector that nobody needs any more is taken for nonsense."""
+def losers_of_a_race_are_blamed(patch: pytest.MonkeyPatch) -> None:
+    """The rest of a vector that is not needed any more is taken for nonsense."""
 
     def find(self: Uploads, name: str, stream: int) -> tuple[VectorOffer, IncomingVector]:
         if (name, stream) not in self._arriving:
@@ -159,8 +159,8 @@ BUGS = {
         (stale_steps_count, "changed something"),
         (copies_are_given_twice, "number of places"),
         (summed_buffers_are_kept, "count as held"),
-        (losers_of_a_race_are_liars, "changed something|makes no sense"),
-        (old_incarnations_count, "changed something"),
+        (losers_of_a_race_are_blamed, "changed something|makes no sense"),
+        (old_incarnations_count, "changed something|not everybody works again"),
         (one_nan_is_enough, "no leaf gave NaN twice"),
         (the_suspicious_are_not_alone, "did not end"),
         (row_numbers_of_the_last_one_count, "did not end"),

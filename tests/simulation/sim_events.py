@@ -1,4 +1,4 @@
-"""What may go wrong in a world: each event takes the world and a number that says to whom, or where, it happens."""
+"""Things that may go wrong in a world. Each event takes the world, and a number that says where it happens."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -119,8 +119,8 @@ def a_connection_flaps(world: World, which: int) -> None:
         world.break_wire(wire, back=True)
 
 
-def the_network_is_mended(world: World, which: int) -> None:
-    world.mend()
+def the_network_is_restored(world: World, which: int) -> None:
+    world.restore_connections()
 
 
 def a_partial_is_damaged(world: World, which: int) -> None:
@@ -132,7 +132,7 @@ def an_adapter_is_damaged(world: World, which: int) -> None:
 
 
 def a_leaf_kills_every_worker(world: World, which: int) -> None:
-    world.curses[which % MOST_LEAVES] = "death"
+    world.curses[which % MOST_LEAVES] = "crash"
 
 
 def a_leaf_is_nan_everywhere(world: World, which: int) -> None:
@@ -180,7 +180,7 @@ ALL: tuple[Event, ...] = (
     a_wire_is_cut,
     a_connection_breaks,
     a_connection_flaps,
-    the_network_is_mended,
+    the_network_is_restored,
     a_partial_is_damaged,
     an_adapter_is_damaged,
     a_leaf_kills_every_worker,
@@ -201,7 +201,7 @@ OFTEN: tuple[Event, ...] = (
     a_node_joins,
     a_node_stops,
     all_go_on,
-    the_network_is_mended,
+    the_network_is_restored,
     something_old_arrives,
 )
 EVENTS: dict[str, Event] = {event.__name__.replace("_", " "): event for event in ALL}

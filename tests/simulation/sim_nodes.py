@@ -11,7 +11,8 @@ from typing import Protocol
 
 import numpy as np
 
-from mlxdist.node.link.session import ComputeCanary, ComputeLeaves, Finish, LoadModel, Session
+from mlxdist.node.link.jobs import ComputeAssignment, ComputeCanary, Finish, LoadModel, Partial
+from mlxdist.node.link.session import Session
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.backoff import Backoff
@@ -68,7 +69,7 @@ class Wire:
 
 
 class Surroundings(Protocol):
-    """What a node needs of the world: the time, wires, and what is wrong with the leaves."""
+    """The world as a node needs it: the time, wires, and what is wrong with the leaves."""
 
     now: float
 
@@ -92,7 +93,7 @@ class SimWorker:
         self.job: Iterator[None] | None = None
 
     def order(self, session: m.SessionId) -> None:
-        """Go to a coordinator, in this life."""
+        """Goes to a coordinator, with this session."""
         if self.exit is None:
             self._hang_up()
             self.job = None
@@ -113,9 +114,9 @@ class SimWorker:
 
     @property
     def can_work(self) -> bool:
-        """Whether it has anything to do."""
+        """True if it has anything to do."""
         there = self.exit is None and not self.stopped and self.session is not None
-        return there and (self.job is not None or bool(self.session and self.session.work))
+        return there and (self.job is not None or bool(self.session and self.session.jobs))
 
     def hear(self, frames: Frames) -> None:
         """Take one message. A real worker ends at one that makes no sense, and so does this one."""
@@ -132,14 +133,14 @@ class SimWorker:
         """Compute one leaf, or answer."""
         assert self.session is not None
         if self.job is None:
-            match self.session.next_work():
+            match self.session.next_job():
                 case LoadModel():
                     self.session.elements = ELEMENTS
                     self.session.say(introduction(self.session.id, MANIFEST))
                 case ComputeCanary():
                     self.session.say(m.CanaryAnswer(self.session.id, CANARY))
-                case ComputeLeaves() as work:
-                    self.job = self._compute(work, self.session)
+                case ComputeAssignment() as job:
+                    self.job = self._compute(job, self.session)
                 case Finish(refused=True):
                     self.end("refused")
         elif next(self.job, self) is self:
@@ -147,10 +148,10 @@ class SimWorker:
             self.session.done()
         self.flush()
 
-    def _compute(self, work: ComputeLeaves, session: Session) -> Iterator[None]:
-        task, session_id = work.task, session.id
-        adapter = float(work.adapter[0])
-        reference = float(work.reference[0]) if work.reference is not None else 0.0
+    def _compute(self, job: ComputeAssignment, session: Session) -> Iterator[None]:
+        task, session_id = job.assignment, session.id
+        adapter = float(job.adapter[0])
+        reference = float(job.reference[0]) if job.reference is not None else 0.0
         run = Span(task.start, task.stop)
         pieces = subtrees(task.total, run) if task.verb == "gradient" else [run]
         for piece in pieces:
@@ -159,20 +160,20 @@ class SimWorker:
                 if not session.needed(task.attempt):
                     return
                 fate = self.world.fate(self, leaf)
-                if fate == "death":
+                if fate == "crash":
                     self.end("killed (SIGKILL)")
                     return
                 if fate == "nan" and task.verb == "gradient":
                     session.say(m.Fault(session_id, "nonfinite", "NaN", task.step, task.attempt, leaf))
                     return
-                index = work.leaves[leaf - run.start].index
+                index = job.leaves[leaf - run.start].index
                 total += gradient_of(Span(index, index + 1), task.step, adapter, reference)
                 seconds = 5.0 if self.slow else 0.5
                 answer = m.LeafAnswer(session_id, task.step, task.attempt, task.adapter_version, leaf, 4, seconds, 0)
                 session.say(answer, numbers_of(index, task.step, adapter, reference).tobytes())
                 yield
             if task.verb == "gradient":
-                session.offer_partial(task, piece, total)
+                session.deliver(Partial(task, piece, total))
 
     def flush(self) -> None:
         """Send what the session has to say, if there is a connection."""

@@ -1,8 +1,8 @@
 """A coordinator and its nodes in one thread: every message, leaf and second is a move, and the laws are looked at.
 
-The laws: every leaf is in exactly one place (summed, in somebody's hands, or pending); what is summed has the values of
+The laws: every leaf is in exactly one place (summed, assigned, or pending); what is summed has the values of
 this step and this adapter; what is stale by its header changes nothing; no more vectors are held than section 8 of the
-design allows, and none is forgotten; nobody is taken for a liar without cause.
+design allows, and none is forgotten; no node is accused of nonsense without cause.
 """
 
 import random
@@ -33,7 +33,7 @@ LATELY = 200  # messages that may be said again
 TIME_SHARE = 0.04  # of the moves of a flow: a second epoches
 CALM_SECONDS = 900.0  # within which a round ends when nothing is wrong any more: every deadline and wait, several times
 REFERENCE = 7.0
-DEATHS, NONFINITE = 3, 2
+CRASHES, NONFINITE = 3, 2
 
 
 class World:
@@ -70,13 +70,13 @@ class World:
         self.freed: list[Vector] = []
         self.lent: Vector | None = None
         self.in_step = False
-        self._begin_life()
+        self._begin_incarnation()
         for name in names:
             self.join(name)
 
     # ---- the coordinator
 
-    def _begin_life(self) -> None:
+    def _begin_incarnation(self) -> None:
         self.incarnation += 1
         settings = ClusterSettings(
             run="run",
@@ -99,8 +99,8 @@ class World:
         for wire in self.wires:
             wire.lose_all()
             wire.closed = True
-        self.mend()
-        self._begin_life()
+        self.restore_connections()
+        self._begin_incarnation()
         if self.in_step:
             self._request("score" if self.scored else "gradient")
         self.pump()
@@ -137,7 +137,7 @@ class World:
         return np.add(left, right, out=left)
 
     def _loop(self) -> Callable[[], None] | None:
-        """What the training loop would do next, if anything."""
+        """The next move of the training loop, if any."""
         current = self.cluster.round
         if not self.in_step or current is None or self.cluster.failure is not None:
             return None
@@ -177,7 +177,7 @@ class World:
     # ---- the hub of the fleet, and what nodes need
 
     def receive(self, timeout: float) -> list[Parcel]:
-        """What was delivered."""
+        """The parcels that were delivered."""
         arrived, self.inbox = self.inbox, []
         return arrived
 
@@ -202,15 +202,15 @@ class World:
         return self.wires[-1]
 
     def new_pid(self) -> int:
-        """A pid that nobody had."""
+        """A new pid."""
         self._pids += 1
         return self._pids
 
     def fate(self, worker: SimWorker, leaf: int) -> str:
-        """What happens to a worker at a leaf."""
+        """The fate of a worker at a leaf."""
         fate = self.curses.get(leaf, "")
         if worker.doomed:
-            fate = "death"
+            fate = "crash"
         elif worker.bad:
             worker.bad, fate = False, "nan"
         self.nans[leaf] += fate == "nan"
@@ -234,7 +234,7 @@ class World:
         wires = [supervisor.wire, *([worker.wire] if worker is not None and worker.wire is not None else [])]
         return [wire for wire in wires if not wire.ended]
 
-    def _bury(self) -> None:
+    def _remove_ended(self) -> None:
         """Supervisors that have ended: who launched them is told."""
         for one in [one for one in self.supervisors if one.exit is not None]:
             self.supervisors.remove(one)
@@ -259,7 +259,7 @@ class World:
         if node.worker is not None:
             node.worker.disturbed = True
 
-    def mend(self) -> None:
+    def restore_connections(self) -> None:
         """All connections are there again."""
         for wire in self.wires:
             wire.cut_up = wire.cut_down = False
@@ -286,7 +286,7 @@ class World:
         for wire in self.wires_of(node):
             self._shorten(wire, which)
         node.end("killed")
-        self._bury()
+        self._remove_ended()
 
     def _shorten(self, wire: Wire, which: int) -> None:
         for _ in range(which % (len(wire.up) + 1)):
@@ -299,7 +299,7 @@ class World:
             if not one.stopped:
                 one.turn()
         self.pump()
-        self._bury()
+        self._remove_ended()
 
     def say_again(self, which: int, *, stranger: bool) -> None:
         """Something that was said lately arrives again: from a stranger's connection, or because its time is over."""
@@ -367,7 +367,7 @@ class World:
             for kind, move in self.moves(rnd):
                 if kind in ("work", "loop"):
                     move()
-            self._bury()
+            self._remove_ended()
             self.look()
 
     def pump(self) -> None:
@@ -385,8 +385,11 @@ class World:
             self.wires.remove(wire)
 
     def post(self, channel: str, peer: bytes, frames: Sequence[bytes]) -> None:
-        """A message, from whomever."""
-        self.pump()  # what the time brings is not the message's doing
+        """Delivers a message from any peer."""
+        for _ in range(
+            2
+        ):  # what the time brings is not the message's doing: a connection is found closed, then suspect
+            self.pump()
         if is_probe(list(frames)):
             self.inbox.append(Parcel(channel, peer, list(frames)))
             self.pump()
@@ -403,7 +406,7 @@ class World:
             assert state_of(self.cluster) == before, f"a stale {type(message).__name__} changed something: {message}"
 
     def _stale(self, channel: str, peer: bytes, message: m.Message) -> bool:
-        """Judged by the header alone, and by who lives."""
+        """True if the message is stale by its header and the nodes that are there."""
         session = getattr(message, "session", None)
         if session is None:
             return False
@@ -421,12 +424,12 @@ class World:
                 m.LeafAnswer(step=step, attempt=attempt, adapter_version=version)
                 | m.VectorOffer(step=step, attempt=attempt, adapter_version=version)
             ):
-                return (step, version) != (self.step, self.step) or not self._lives(attempt, node.name)
+                return (step, version) != (self.step, self.step) or not self._is_current(attempt, node.name)
             case m.Fault(kind="nonfinite", step=step, attempt=attempt):
-                return step != self.step or not self._lives(attempt, node.name)
+                return step != self.step or not self._is_current(attempt, node.name)
         return False
 
-    def _lives(self, attempt: int, name: str) -> bool:
+    def _is_current(self, attempt: int, name: str) -> bool:
         current = self.cluster.round
         return current is not None and attempt in current.assignments and current.assignments[attempt].node == name
 
@@ -445,20 +448,20 @@ class World:
 
     @property
     def over(self) -> bool:
-        """Whether the run has failed."""
+        """True if the run has failed."""
         return self.cluster.failure is not None
 
     def look(self) -> None:
         """Every law that can be seen at any moment."""
-        self._nobody_is_slandered()
+        self._no_node_is_blamed_without_cause()
         if self.cluster.failure is not None:
             self._may_fail(self.cluster.failure)
         elif self.in_step:
             self._every_leaf_is_in_one_place()
-        self._no_ghost_has_work()
+        self._only_nodes_that_are_there_have_work()
         self._memory_is_bounded()
 
-    def _nobody_is_slandered(self) -> None:
+    def _no_node_is_blamed_without_cause(self) -> None:
         news = self.cluster.news
         while news:
             item = news.popleft()
@@ -471,11 +474,11 @@ class World:
             worst = max(self.nans.values(), default=0)
             assert worst >= NONFINITE, f"{failure}, but no leaf gave NaN twice"
         elif self.launched and self.launched <= self.cluster.members.given_up.keys():
-            assert all(node.gone for node in self.cluster.nodes.values()), f"{failure}, but somebody is there"
+            assert all(node.gone for node in self.cluster.nodes.values()), f"{failure}, but a node is there"
         else:
             assert "workers ended while they computed" in str(failure), failure
-            cursed = list(self.curses.values()).count("death")
-            assert cursed or self.disturbances >= DEATHS, f"{failure}, but not so many died"
+            cursed = list(self.curses.values()).count("crash")
+            assert cursed or self.disturbances >= CRASHES, f"{failure}, but not so many died"
 
     def _every_leaf_is_in_one_place(self) -> None:
         current = self.cluster.round
@@ -492,7 +495,7 @@ class World:
             places.update(current.answers.keys() - places.keys())
         assert places == Counter(range(self.leaves)), f"leaves by the number of places where they are: {places}"
 
-    def _no_ghost_has_work(self) -> None:
+    def _only_nodes_that_are_there_have_work(self) -> None:
         current = self.cluster.round
         for attempt in current.assignments.values() if current is not None else ():
             node = self.cluster.nodes[attempt.node]
@@ -522,7 +525,7 @@ class World:
             one.stopped = False
             if one.worker is not None:
                 one.worker.stopped = one.worker.slow = one.worker.bad = one.worker.doomed = False
-        self.mend()
+        self.restore_connections()
 
     def settle(self) -> None:
         """All is well again: the step ends, with a sum or with a failure that the rules allow."""

@@ -1,4 +1,4 @@
-"""Thousands of random histories of a cluster: whoever joins, dies, sleeps, lies or comes back, no number changes.
+"""Thousands of random histories of a cluster: nodes join, end, sleep, lie or come back, and no number changes.
 
 The world of tests/simulation/sim_world.py looks at the laws after every move; here is what may happen to it.
 """

@@ -86,7 +86,7 @@ class Scheduler:
         whole = gradient and self.round.pending == [Span(0, len(request.leaves))]
         speeds = {node.name: node.speed for node in able}
         here = [node.name for node in able if node.worker.adapter_here == request.adapter_version]
-        self._seconds = self.pacing.seconds(request.verb, request.leaf_sizes, speeds, here)
+        self._seconds = self.pacing.seconds(request.verb, request.leaf_work, speeds, here)
         for placement in list(place(self.round, able, self._seconds, self.assigner)):
             events.append(self._give(placement, nodes, now))
         if whole and not self.round.pending:

@@ -19,7 +19,7 @@ PARTIAL_SECONDS = 0.01  # what one more partial per step is taken to cost, until
 SURE = 2  # leaves of a width after which their time is believed: the first one compiles kernels
 GRADIENT = "gradient"
 
-LeafSize = tuple[int, int]  # a leaf's padded tokens, and the width of its widest row
+LeafWork = tuple[int, int]  # a leaf's padded tokens, and the width of its widest row
 
 
 def width_class(width: int) -> int:
@@ -38,7 +38,7 @@ class Speed:
     _measured: dict[tuple[str, int], int] = field(default_factory=dict)
     _doubted: set[str] = field(default_factory=set)
 
-    def leaf(self, verb: str, size: LeafSize, seconds: float) -> None:
+    def leaf(self, verb: str, size: LeafWork, seconds: float) -> None:
         """Measures a leaf: (padded tokens, width of the widest row), and its seconds."""
         if not 0 < seconds < math.inf:
             return
@@ -111,7 +111,7 @@ class Pacing:
     held: dict[str, Speed] = field(default_factory=dict)
 
     def seconds(
-        self, verb: str, sizes: Sequence[LeafSize], speeds: Mapping[str, Speed], here: Iterable[str] = ()
+        self, verb: str, sizes: Sequence[LeafWork], speeds: Mapping[str, Speed], here: Iterable[str] = ()
     ) -> dict[str, NodeSeconds]:
         """The seconds that each node would take for each leaf, in the order of `speeds`.
 
@@ -148,7 +148,7 @@ class Pacing:
         }
 
 
-def _estimate(verb: str, sizes: Sequence[LeafSize], speed: Speed | None, share: int) -> float:
+def _estimate(verb: str, sizes: Sequence[LeafWork], speed: Speed | None, share: int) -> float:
     """Seconds for an even share of the leaves, link included; 0 where nothing is known."""
     if speed is None:
         return 0.0

@@ -42,8 +42,8 @@ class Request:
     only: Mapping[int, tuple[str, ...]] | None = None
 
     @property
-    def leaf_sizes(self) -> list[tuple[int, int]]:
-        """The size of each leaf: its padded tokens, and the width of its widest row."""
+    def leaf_work(self) -> list[tuple[int, int]]:
+        """The work of each leaf: its padded tokens, and the width of its widest row."""
         return [(sum(tokens), max(tokens)) for tokens in map(leaf_tokens, self.leaves)]
 
     @property

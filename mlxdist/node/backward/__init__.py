@@ -1,1 +1,1 @@
-"""The backward in segments of layers, and the ways around it."""
+"""The backward: in segments of layers, or over the whole graph where a model allows no segments."""

@@ -1,7 +1,7 @@
-"""The two verbs of a worker's model: `score` and `gradient`, on whichever path the model allows.
+"""The two operations of a worker's model, `score` and the gradient, on the path that the model allows.
 
-Every objective here is a function of each row's sum of log-probs, so a loss is given as that function and the same code
-serves SFT, DPO (two micro-batches, chosen and rejected) and KTO (its reference point is a constant in the loss).
+Every objective here is a function of each row's sum of log-probs. So a loss is given as that function, and the same
+code serves SFT, DPO (two micro-batches, chosen and rejected) and KTO (its reference point is a constant in the loss).
 
 Shapes: B rows, L positions.
 """
@@ -14,10 +14,11 @@ import mlx.nn as nn
 import numpy.typing as npt
 
 from mlxdist.node.backward.dropout import dropout_off
-from mlxdist.node.backward.full_graph import Loss, score_rows, whole_gradient
+from mlxdist.node.backward.events import Events, FinalPart, Loss, RowSums
+from mlxdist.node.backward.full_graph import forward_row_sums, full_graph_backward
 from mlxdist.node.backward.grad_checkpoint import checkpointed
-from mlxdist.node.backward.segments import OnBegin, OnFinal, segmented_gradient
-from mlxdist.node.backward.supervised import Picks, picks_of
+from mlxdist.node.backward.segments import segmented_backward
+from mlxdist.node.backward.supervised import Supervised, supervised
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,36 +31,37 @@ class MicroBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Path:
-    """How a model's gradient is computed; decided once, at the start, by `choose_path`."""
+class GradientPath:
+    """The way in which a model's gradient is computed; decided once, at the start, by `choose_path`."""
 
     segment_size: int = 0  # layers per segment; 0 = the whole graph
-    picked: bool = True  # the head runs on supervised positions only
+    supervised_head: bool = True  # the head runs on supervised positions only
     checkpoint: bool = False  # mlx-lm's grad_checkpoint around every layer
-    reason: str = ""  # one sentence for the user when it is not what was asked for
+    reason: str = ""  # one sentence for the user when it is not the path that was asked for
 
 
-WHOLE = Path()
+WHOLE = GradientPath()
 
 
-def score(model: nn.Module, batch: MicroBatch, *, head_chunk: int, path: Path = WHOLE) -> mx.array:
-    """Each row's sum of log-probs over its targets, float32 [B], dropout off; no graph is kept."""
+def score(model: nn.Module, batch: MicroBatch, *, head_chunk: int, path: GradientPath = WHOLE) -> mx.array:
+    """Returns each row's sum of log-probs over its targets, float32 [B], with dropout off; no graph is kept."""
     with dropout_off(model):
-        return score_rows(model, _picks(batch), head_chunk=head_chunk, picked=path.picked)
+        return forward_row_sums(model, _supervised(batch), head_chunk=head_chunk, supervised_head=path.supervised_head)
 
 
-def gradient(
+def backward(
     model: nn.Module,
     batches: Sequence[MicroBatch],
     loss: Loss,
     *,
     head_chunk: int,
-    path: Path = WHOLE,
+    path: GradientPath = WHOLE,
     dropout_key: int | None = None,
-    on_begin: OnBegin | None = None,
-    on_final: OnFinal | None = None,
-) -> tuple[list[mx.array], dict[str, mx.array]]:
-    """Each batch's row sums of log-probs [B] and the gradient of `loss(row sums)` by trainable parameter name.
+) -> Events:
+    """Yields the row sums of all micro-batches, then the gradient of `loss(row sums)` in parts, top layer first.
+
+    In segments the row sums come before the backward of the first segment, and a part after each; on the whole graph
+    there is one part. Nothing runs between two events, and closing the generator ends the work.
 
     Args:
         model: left in training mode.
@@ -68,30 +70,42 @@ def gradient(
         head_chunk: positions of the head computed at a time.
         path: from `choose_path`.
         dropout_key: seeds this leaf's dropout; None leaves the random state alone.
-        on_begin: called with the row sums before the first segment's backward; on the whole graph never.
-        on_final: called with names and gradients as they become final, top layer first; on the whole graph once, at
-            the end.
     """
     model.train()
     if dropout_key is not None:
         mx.random.seed(dropout_key)
-    picks = [_picks(batch) for batch in batches]
+    rows = [_supervised(batch) for batch in batches]
     if path.segment_size:
-        return segmented_gradient(
-            model,
-            picks,
-            loss,
-            segment_size=path.segment_size,
-            head_chunk=head_chunk,
-            on_begin=on_begin,
-            on_final=on_final,
-        )
+        yield from segmented_backward(model, rows, loss, segment_size=path.segment_size, head_chunk=head_chunk)
+        return
     with checkpointed(model, on=path.checkpoint):
-        sums, gradients = whole_gradient(model, picks, loss, head_chunk=head_chunk, picked=path.picked)
-    if on_final is not None:
-        on_final(list(gradients), gradients)
+        sums, gradients = full_graph_backward(
+            model, rows, loss, head_chunk=head_chunk, supervised_head=path.supervised_head
+        )
+    yield RowSums(sums)
+    yield FinalPart(gradients)
+
+
+def gradient(
+    model: nn.Module,
+    batches: Sequence[MicroBatch],
+    loss: Loss,
+    *,
+    head_chunk: int,
+    path: GradientPath = WHOLE,
+    dropout_key: int | None = None,
+) -> tuple[list[mx.array], dict[str, mx.array]]:
+    """Returns what `backward` yields as a whole: row sums [B] per micro-batch, and the gradient by parameter name."""
+    sums: list[mx.array] = []
+    gradients: dict[str, mx.array] = {}
+    for event in backward(model, batches, loss, head_chunk=head_chunk, path=path, dropout_key=dropout_key):
+        match event:
+            case RowSums():
+                sums = event.sums
+            case FinalPart():
+                gradients |= event.gradients
     return sums, gradients
 
 
-def _picks(batch: MicroBatch) -> Picks:
-    return picks_of(batch.inputs, batch.targets, batch.mask)
+def _supervised(batch: MicroBatch) -> Supervised:
+    return supervised(batch.inputs, batch.targets, batch.mask)

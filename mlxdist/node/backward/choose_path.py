@@ -1,6 +1,6 @@
-"""Which path a model's gradient takes: the one asked for when it agrees with plain autograd on a tiny batch.
+"""The choice of the path for a model's gradient: the one asked for if it agrees with plain autograd on a tiny batch.
 
-No list of architectures is kept. Whatever mlx-lm loads is tried, and a model that works differently is found here,
+No list of architectures is kept. Any model that mlx-lm loads is tried. One that works differently is found here,
 before training time is spent, and takes the nearest path that agrees.
 """
 
@@ -13,17 +13,17 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
-from mlxdist.node.backward.backward import MicroBatch, Path, gradient
+from mlxdist.node.backward.backward import GradientPath, MicroBatch, gradient
 from mlxdist.node.backward.parameters import swapped, trainable
 from mlxdist.protocol.errors import NodeError
 
-# How far two orders of the same sum may lie apart, relative to the whole gradient, by the coarsest type of the model.
+# The largest distance of two orders of the same sum, relative to the whole gradient, by the coarsest type of the model.
 TOLERANCE = {mx.float32: 1e-4, mx.float16: 2e-2, mx.bfloat16: 1e-1}
 DROPOUT_KEY = 20
 
 
-def choose_path(model: nn.Module, *, segment_size: int = 0, grad_checkpoint: bool = False) -> Path:
-    """The path nearest to what was asked for whose gradient equals plain autograd's on a tiny batch.
+def choose_path(model: nn.Module, *, segment_size: int = 0, grad_checkpoint: bool = False) -> GradientPath:
+    """Returns the path nearest to the one asked for whose gradient equals plain autograd's on a tiny batch.
 
     Args:
         model: with its LoRA layers; its parameters are as before when this returns.
@@ -34,7 +34,7 @@ def choose_path(model: nn.Module, *, segment_size: int = 0, grad_checkpoint: boo
         NodeError: the model cannot be trained with mlx at all.
     """
     try:
-        expected = _tiny_gradient(model, Path(picked=False))
+        expected = _tiny_gradient(model, GradientPath(supervised_head=False))
     except Exception as error:
         raise NodeError(
             f"mlx cannot differentiate this model ({type(model).__module__}): {_in_short(error)}"
@@ -43,32 +43,32 @@ def choose_path(model: nn.Module, *, segment_size: int = 0, grad_checkpoint: boo
     for path in _candidates(segment_size, grad_checkpoint):
         try:
             difference = _distance(expected, _tiny_gradient(model, path))
-        except Exception as error:  # whatever a stranger's model raises when it is called in another way
+        except Exception as error:  # an unknown model may raise anything when it is called in another way
             why = why or _in_short(error)
             continue
         if difference <= TOLERANCE[_coarsest(model)] or not _finite(expected):
             return replace(path, reason=_reason(asked, path, why) if why else "")
         why = why or f"its gradient differs from plain autograd by {difference:.1e}"
-    return Path(picked=False, reason=_reason(asked, Path(picked=False), why))
+    return GradientPath(supervised_head=False, reason=_reason(asked, GradientPath(supervised_head=False), why))
 
 
-def _candidates(segment_size: int, grad_checkpoint: bool) -> Iterator[Path]:
-    """What was asked for, then what takes more and more memory."""
+def _candidates(segment_size: int, grad_checkpoint: bool) -> Iterator[GradientPath]:
+    """Yields the path that was asked for, then those that take more and more memory."""
     if segment_size:
-        yield Path(segment_size=segment_size)
+        yield GradientPath(segment_size=segment_size)
     if segment_size or grad_checkpoint:
-        yield Path(checkpoint=True)
-        yield Path(checkpoint=True, picked=False)
-    yield Path()
-    yield Path(picked=False)
+        yield GradientPath(checkpoint=True)
+        yield GradientPath(checkpoint=True, supervised_head=False)
+    yield GradientPath()
+    yield GradientPath(supervised_head=False)
 
 
-def _reason(asked: Path, taken: Path, why: str) -> str:
+def _reason(asked: GradientPath, taken: GradientPath, why: str) -> str:
     cannot = "be trained in segments" if asked.segment_size else "be trained with grad_checkpoint"
     instead = "mlx-lm's grad_checkpoint is used" if taken.checkpoint else "all activations are kept"
-    head = "" if taken.picked else "its head runs on all positions, not only on those that count"
+    head = "" if taken.supervised_head else "its head runs on all positions"
     if not asked.segment_size and taken.checkpoint == asked.checkpoint:
-        return f"This model's head cannot run on picked positions ({why}): {head}."
+        return f"This model's head cannot run on supervised positions alone ({why}): {head}."
     return f"This model cannot {cannot} ({why}): {' and '.join(filter(None, (instead, head)))}."
 
 
@@ -76,11 +76,11 @@ def _in_short(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
-def _tiny_gradient(model: nn.Module, path: Path) -> dict[str, mx.array]:
-    """Row sums and gradient on two rows of different lengths, at parameters that are nowhere zero."""
+def _tiny_gradient(model: nn.Module, path: GradientPath) -> dict[str, mx.array]:
+    """Returns row sums and gradient on two rows of different lengths, at parameters that are nowhere zero."""
     parameters = trainable(model)
     keys = mx.random.split(mx.random.key(DROPOUT_KEY), max(len(parameters), 1))
-    # lora_b starts at zero, where half of the gradient vanishes and nothing could be seen.
+    # lora_b starts at zero, where half of the gradient vanishes and no difference would show.
     moved = [
         (value + 0.05 * mx.random.normal(value.shape, key=key)).astype(value.dtype)
         for value, key in zip(parameters.values(), keys, strict=False)
@@ -109,7 +109,7 @@ def _tiny_batch(vocabulary: int) -> MicroBatch:
 
 
 def _distance(expected: dict[str, mx.array], got: dict[str, mx.array]) -> float:
-    """The larger of the relative distances (2-norm) of the row sums and of the whole gradient."""
+    """Returns the larger of the relative distances (2-norm) of the row sums and of the whole gradient."""
     if expected.keys() != got.keys():
         return math.inf
     sums = {"row sums"}
@@ -129,7 +129,7 @@ def _relative(expected: list[mx.array], got: list[mx.array]) -> float:
 
 
 def _finite(gradient: dict[str, mx.array]) -> bool:
-    """False when the check can say nothing; training itself looks at every leaf for NaN and Inf."""
+    """Returns False when the check cannot decide; training itself checks every leaf for NaN and Inf."""
     return all(mx.isfinite(value).all().item() for value in gradient.values())
 
 

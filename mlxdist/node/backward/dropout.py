@@ -1,4 +1,4 @@
-"""Dropout that can be drawn again: the random state as one number, and layers that draw nothing."""
+"""Dropout that can be drawn again: the random state as one number, and layers that drop nothing for a while."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,20 +11,20 @@ DROPOUTS = (nn.Dropout, nn.Dropout2d, nn.Dropout3d)
 
 
 def random_key() -> int:
-    """The state of mlx's random numbers as the seed that gives it: `mx.random.seed(random_key())` changes nothing."""
+    """Returns the seed that gives mlx's random state: `mx.random.seed(random_key())` changes nothing."""
     state: Any = mx.random.state  # the stubs call it an object
     high, low = state[0].tolist()
     return int(high) << 32 | int(low)
 
 
 def has_dropout(model: nn.Module) -> bool:
-    """True when some layer of `model` draws random numbers in training."""
+    """Returns True when some layer of `model` draws random numbers in training."""
     return any(isinstance(module, DROPOUTS) and module._p_1 < 1 for module in model.modules())
 
 
 @contextmanager
 def dropout_off(model: nn.Module) -> Iterator[None]:
-    """Training mode, in which models take their differentiable kernels, but with nothing dropped."""
+    """Puts `model` into training mode, in which it takes its differentiable kernels, but drops nothing meanwhile."""
     dropouts = [module for module in model.modules() if isinstance(module, DROPOUTS)]
     model.train()
     for module in dropouts:

@@ -1,38 +1,45 @@
-"""The whole-graph path: every layer's activations live until its backward. The fastest where they fit.
+"""The whole-graph path: every layer's activations are kept until its backward. The fastest path where they fit.
 
-The head is not part of that graph: one pass over it gives each position's log-prob l and dl/dh, and the layers receive
-dF/dl * dl/dh. Chunks are chained so that only one chunk of logits is alive at a time.
+The head is not part of that graph. One pass over it gives each position's log-prob l and dl/dh, and the layers receive
+the cotangent dF/dh = dF/dl * dl/dh. Chunks are chained so that only one chunk of logits is held at a time.
 
-Shapes: B rows, P picked positions, D hidden size.
+Shapes: B rows, P supervised positions, D hidden size.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxdist.node.backward.head import chunks, head_pass, head_score, log_probs, pick, scaled, traced
+from mlxdist.node.backward.events import Loss
+from mlxdist.node.backward.head import (
+    at_positions,
+    chunks,
+    head_backward,
+    head_log_probs,
+    hidden_cotangent,
+    log_probs,
+    traced,
+)
 from mlxdist.node.backward.parameters import swapped, trainable
-from mlxdist.node.backward.record import record
-from mlxdist.node.backward.supervised import Picks, check_vocabulary, row_sums
-
-Loss = Callable[[list[mx.array]], mx.array]  # row sums [B] of each micro-batch -> the scalar sum of the losses
+from mlxdist.node.backward.record import record_forward
+from mlxdist.node.backward.supervised import Supervised, check_vocabulary, row_sums
 
 
-def whole_gradient(
-    model: nn.Module, batches: Sequence[Picks], loss: Loss, *, head_chunk: int, picked: bool
+def full_graph_backward(
+    model: nn.Module, batches: Sequence[Supervised], loss: Loss, *, head_chunk: int, supervised_head: bool
 ) -> tuple[list[mx.array], dict[str, mx.array]]:
-    """Row sums of log-probs per batch and the gradient of `loss` by parameter name, evaluated."""
+    """Returns each batch's row sums of log-probs [B] and the gradient of `loss` by parameter name, evaluated."""
     parameters = trainable(model)
     names = list(parameters)
     sums: list[mx.array] = []
 
     def scalar(*values: mx.array) -> list[mx.array]:
         with swapped(model, parameters, names, values):
-            if picked:
-                return [_through_picked_head(model, batches, loss, head_chunk, sums)]
-            sums[:] = [row_sums(_full_head(model, picks), picks.counts) for picks in batches]
+            if supervised_head:
+                return [_through_supervised_head(model, batches, loss, head_chunk, sums)]
+            sums[:] = [row_sums(_full_head(model, batch), batch.counts) for batch in batches]
             return [loss(sums)]
 
     gradients = mx.vjp(scalar, list(parameters.values()), [mx.array(1.0)])[1]
@@ -40,73 +47,73 @@ def whole_gradient(
     return sums, dict(zip(names, gradients, strict=True))
 
 
-def _through_picked_head(
-    model: nn.Module, batches: Sequence[Picks], loss: Loss, head_chunk: int, sums: list[mx.array]
+def _through_supervised_head(
+    model: nn.Module, batches: Sequence[Supervised], loss: Loss, head_chunk: int, sums: list[mx.array]
 ) -> mx.array:
-    """A scalar whose gradient is the loss's: the sum of hidden states times the (constant) gradient they receive."""
-    hidden, pulls = [], []
-    for picks in batches:
-        seen = record(model, picks.inputs)
-        hidden.append(pick(seen.hidden, picks.positions))
-        logp, pull = _chained_head(model, seen.results, picks, mx.stop_gradient(hidden[-1]), head_chunk)
-        sums.append(row_sums(logp, picks.counts))
-        pulls.append(pull)
-    slopes = mx.grad(loss)([mx.stop_gradient(s) for s in sums])
+    """Returns a scalar with the loss's gradient: the sum of hidden states times the (constant) cotangent of each."""
+    hidden, cotangents = [], []
+    for batch in batches:
+        forward = record_forward(model, batch.inputs)
+        hidden.append(at_positions(forward.hidden, batch.positions))
+        logp, dl_dh = _chained_head(model, forward.results, batch, mx.stop_gradient(hidden[-1]), head_chunk)
+        sums.append(row_sums(logp, batch.counts))
+        cotangents.append(dl_dh)
+    row_cotangents = mx.grad(loss)([mx.stop_gradient(s) for s in sums])
     total = mx.array(0.0)
-    for h, pull, slope, picks in zip(hidden, pulls, slopes, batches, strict=True):
-        total = total + (h * mx.stop_gradient(scaled(pull, slope, picks))).sum()
+    for h, dl_dh, rows, batch in zip(hidden, cotangents, row_cotangents, batches, strict=True):
+        total = total + (h * mx.stop_gradient(hidden_cotangent(dl_dh, rows, batch))).sum()
     return total
 
 
 def _chained_head(
-    model: nn.Module, results: Sequence[Any], picks: Picks, hidden: mx.array, head_chunk: int
+    model: nn.Module, results: Sequence[Any], batch: Supervised, hidden: mx.array, head_chunk: int
 ) -> tuple[mx.array, mx.array]:
-    """Log-probs [P] and dl/dh [..., 1, P, D]; each chunk waits for the one before it."""
-    if not picks.total:
+    """Returns log-probs [P] and dl/dh [..., 1, P, D]; each chunk waits for the one before it."""
+    if not batch.total:
         return mx.zeros(0), mx.zeros_like(hidden)
     logps: list[mx.array] = []
-    pulls: list[mx.array] = []
-    for span in chunks(picks.total, head_chunk):
-        part = hidden[..., span[0] : span[1], :]
+    cotangents: list[mx.array] = []
+    for chunk in chunks(batch.total, head_chunk):
+        part = hidden[..., chunk[0] : chunk[1], :]
         if logps:
-            (part,) = mx.depends([part], [logps[-1], pulls[-1]])
-        logp, pull = head_pass(model, results, picks, part, span)
+            (part,) = mx.depends([part], [logps[-1], cotangents[-1]])
+        logp, dl_dh = head_backward(model, results, batch, part, chunk)
         logps.append(logp)
-        pulls.append(pull)
-    return mx.concatenate(logps), mx.concatenate(pulls, axis=-2)
+        cotangents.append(dl_dh)
+    return mx.concatenate(logps), mx.concatenate(cotangents, axis=-2)
 
 
-def _full_head(model: nn.Module, picks: Picks) -> mx.array:
-    """Log-probs [P] out of the logits of every position: for models whose head cannot run alone."""
-    if not picks.total:
+def _full_head(model: nn.Module, batch: Supervised) -> mx.array:
+    """Returns log-probs [P] out of the logits of every position: for models whose head cannot run alone."""
+    if not batch.total:
         return mx.zeros(0)
-    logits = model(picks.inputs)
-    check_vocabulary(picks, logits.shape[-1])
+    logits = model(batch.inputs)
+    check_vocabulary(batch, logits.shape[-1])
     flat = logits.reshape(-1, logits.shape[-1])
-    return log_probs(mx.take(flat, picks.positions, axis=0), picks.targets)
+    return log_probs(mx.take(flat, batch.positions, axis=0), batch.targets)
 
 
-def score_rows(model: nn.Module, picks: Picks, *, head_chunk: int, picked: bool) -> mx.array:
-    """Row sums of log-probs [B], evaluated, with the bits that a gradient has; nothing is kept for a backward."""
-    if not picks.total:
-        return mx.zeros(len(picks.counts))
+def forward_row_sums(model: nn.Module, batch: Supervised, *, head_chunk: int, supervised_head: bool) -> mx.array:
+    """Returns row sums of log-probs [B], evaluated, with the bits that a gradient's have; no graph is kept."""
+    if not batch.total:
+        return mx.zeros(len(batch.counts))
     parameters = trainable(model)
     results: list[Any] = []
 
     def forward(*values: mx.array) -> mx.array:
         with swapped(model, parameters, list(parameters), values):
-            if not picked:
-                return _full_head(model, picks)
-            seen = record(model, picks.inputs)
-            results.extend(seen.results)
-            return pick(seen.hidden, picks.positions)
+            if not supervised_head:
+                return _full_head(model, batch)
+            recorded = record_forward(model, batch.inputs)
+            results.extend(recorded.results)
+            return at_positions(recorded.hidden, batch.positions)
 
     out: mx.array = traced(forward, *parameters.values())
     mx.eval(out)
-    logps = [] if picked else [out]
-    for span in chunks(picks.total, head_chunk) if picked else ():
-        logps.append(head_score(model, results, picks, out[..., span[0] : span[1], :], span))
+    logps = [] if supervised_head else [out]
+    for chunk in chunks(batch.total, head_chunk) if supervised_head else ():
+        logps.append(head_log_probs(model, results, batch, out[..., chunk[0] : chunk[1], :], chunk))
         mx.eval(logps[-1])
-    sums = row_sums(mx.concatenate(logps), picks.counts)
+    sums = row_sums(mx.concatenate(logps), batch.counts)
     mx.eval(sums)
     return sums

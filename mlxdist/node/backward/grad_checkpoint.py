@@ -1,4 +1,4 @@
-"""mlx-lm's gradient checkpointing, undone when the work is: the fall-back for models that cannot be cut in segments."""
+"""mlx-lm's gradient checkpointing, undone afterwards: the fallback for models that cannot be cut in segments."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from mlxdist.node.backward.layer_hooks import Call, replaced_calls
 
 @contextmanager
 def checkpointed(model: nn.Module, *, on: bool = True) -> Iterator[None]:
-    """Every layer of `model` recomputes its forward in the backward while this is open; off, it does nothing."""
+    """Makes every layer of `model` recompute its forward in the backward; does nothing when not `on`."""
     if not on:
         yield
         return
@@ -39,7 +39,7 @@ def _hands_on_key(call: Call) -> Call:
 
 
 def _draws_from_key(call: Call) -> Call:
-    """Inside the checkpoint: both runs draw from that state; mx.checkpoint alone drops other elements on the second."""
+    """Inside the checkpoint: both runs draw from that state; mx.checkpoint alone drops other elements in the second."""
 
     def seeded(layer: nn.Module, *args: Any, dropout_key: int, **kwargs: Any) -> Any:
         mx.random.seed(dropout_key)

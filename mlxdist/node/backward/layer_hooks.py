@@ -1,6 +1,6 @@
-"""Watching the layers of a model at work, without knowing the model.
+"""Hooks on the layer calls of a model, without knowledge of the model.
 
-Python looks up `layer(x)` on the class, so a tap replaces `__call__` of the classes of `model.layers`. It is
+Python looks up `layer(x)` on the class, so a hook replaces `__call__` of the classes of `model.layers`. It is
 process-wide while it is open: a lock lets one thread in, and leaving restores each class exactly, an inherited
 `__call__` included.
 """
@@ -20,9 +20,9 @@ _ONE_AT_A_TIME = threading.RLock()  # classes belong to the process, and so does
 
 @contextmanager
 def replaced_calls(classes: Iterable[type], wrap: Callable[[Call], Call]) -> Iterator[None]:
-    """Replace `__call__` of each class by `wrap(its call)` and put back exactly what was there."""
+    """Replaces `__call__` of each class by `wrap(its call)`, and restores on leaving exactly what was there."""
     with _ONE_AT_A_TIME:
-        # A class that inherits its call has no entry of its own: what is put back is the absence.
+        # A class that inherits its call has no entry of its own, and has none again afterwards.
         before = {cls: cls.__dict__.get("__call__") for cls in classes}
         wrapped = {cls: wrap(cls.__call__) for cls in before}
         try:
@@ -38,16 +38,16 @@ def replaced_calls(classes: Iterable[type], wrap: Callable[[Call], Call]) -> Ite
 
 
 @contextmanager
-def tapped(layers: Iterable[nn.Module | None], handler: Handler) -> Iterator[None]:
-    """Send every outermost call of one of `layers` to `handler(layer, call, args, kwargs)`; its answer is the result.
+def hooked(layers: Iterable[nn.Module | None], handler: Handler) -> Iterator[None]:
+    """Sends every outermost call of one of `layers` to `handler(layer, call, args, kwargs)`; its answer is the result.
 
-    Calls inside a tapped call (a layer within a layer, `super().__call__`) and other objects of the same classes pass.
+    Calls inside a hooked call (a layer within a layer, `super().__call__`) and other objects of the same classes pass.
     """
     own = {id(layer): layer for layer in layers if layer is not None}
     inside = False
 
     def wrap(call: Call) -> Call:
-        def hooked(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        def call_hooked(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             nonlocal inside
             if inside or id(module) not in own:
                 return call(module, *args, **kwargs)
@@ -57,7 +57,7 @@ def tapped(layers: Iterable[nn.Module | None], handler: Handler) -> Iterator[Non
             finally:
                 inside = False
 
-        return hooked
+        return call_hooked
 
     with replaced_calls({type(layer) for layer in own.values()}, wrap):
         yield

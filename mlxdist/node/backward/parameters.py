@@ -1,4 +1,4 @@
-"""The trainable parameters of a model: found, replaced for a while, put back."""
+"""The trainable parameters of a model: found, replaced for a while, restored."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 
 def trainable(module: nn.Module) -> dict[str, mx.array]:
-    """The trainable parameters of `module` by name."""
+    """Returns the trainable parameters of `module` by name."""
     return dict(tree_flatten(module.trainable_parameters()))
 
 
@@ -17,7 +17,7 @@ def trainable(module: nn.Module) -> dict[str, mx.array]:
 def swapped(
     model: nn.Module, old: Mapping[str, mx.array], names: Sequence[str], new: Sequence[mx.array]
 ) -> Iterator[None]:
-    """`model` with the arrays `new` (a gradient's tracers, mostly) under `names`; those in `old` are put back."""
+    """Puts the arrays `new`, mostly a gradient's tracers, into `model` under `names`; restores `old` on leaving."""
     model.update(tree_unflatten(list(zip(names, new, strict=True))))
     try:
         yield

@@ -1,4 +1,4 @@
-"""Arguments and results of a layer call taken apart into arrays and the shape around them."""
+"""Arguments and results of a layer call, taken apart into arrays and the structure around them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import mlx.nn as nn
 
 
 class UnsupportedError(Exception):
-    """A model whose layers work in a way that the tap cannot follow; the caller takes another path."""
+    """The layers of a model work in a way that the hooks cannot follow; the caller takes another path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Slot:
 
 
 def take_apart(value: Any, arrays: list[mx.array]) -> Any:
-    """`value` with a `Slot` for every array; the arrays are appended to `arrays`. Tuples, lists and dicts are walked.
+    """Returns `value` with a `Slot` for every array and appends the arrays to `arrays`. Walks tuples, lists and dicts.
 
     Raises `UnsupportedError` for any other container, as it could not be put together again.
     """
@@ -36,19 +36,19 @@ def take_apart(value: Any, arrays: list[mx.array]) -> Any:
     raise UnsupportedError(f"a layer returns a {type(value).__name__}")
 
 
-def put_together(shape: Any, arrays: Any) -> Any:
-    """The value that `take_apart` made `shape` from, with `arrays[index]` in each slot."""
-    if isinstance(shape, Slot):
-        return arrays[shape.index]
-    if type(shape) in (tuple, list):
-        return type(shape)(put_together(item, arrays) for item in shape)
-    if type(shape) is dict:
-        return {key: put_together(item, arrays) for key, item in shape.items()}
-    return shape
+def put_together(structure: Any, arrays: Any) -> Any:
+    """Returns the value that `take_apart` made `structure` from, with `arrays[index]` in each slot."""
+    if isinstance(structure, Slot):
+        return arrays[structure.index]
+    if type(structure) in (tuple, list):
+        return type(structure)(put_together(item, arrays) for item in structure)
+    if type(structure) is dict:
+        return {key: put_together(item, arrays) for key, item in structure.items()}
+    return structure
 
 
 def arrays_in(value: Any) -> Iterator[mx.array]:
-    """Every array in the tuples, lists and dicts of `value`, in order."""
+    """Yields every array in the tuples, lists and dicts of `value`, in order."""
     if isinstance(value, mx.array):
         yield value
     elif isinstance(value, (tuple, list)):
@@ -60,5 +60,5 @@ def arrays_in(value: Any) -> Iterator[mx.array]:
 
 
 def fresh(array: mx.array) -> mx.array:
-    """Another handle of the same array: model code may write into its own in place (gemma3n does)."""
+    """Returns another handle of the same array: model code may write into its own in place (gemma3n does)."""
     return array.reshape(array.shape)

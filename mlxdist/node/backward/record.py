@@ -1,8 +1,8 @@
 """A model's forward recorded at its layer calls, and run again with some of the calls answered from the record.
 
 A layer call is known by its number in the order of the calls, an array that a call returned by (call, place in its
-result). What crosses from one segment of calls into a later one is a *border*: always the first array of a segment's
-last call, and whatever else a later layer is given (keys and values that gemma3n and gemma4 share, for instance).
+result). An array that crosses from one segment of calls into a later one is a *border*: always the first array of a
+segment's last call, and any other that a later layer is given (keys and values that gemma3n and gemma4 share).
 
 Shapes: B rows, L positions, D hidden size.
 """
@@ -15,15 +15,15 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxdist.node.backward.dropout import random_key
-from mlxdist.node.backward.layer_hooks import Call, tapped
+from mlxdist.node.backward.layer_hooks import Call, hooked
 from mlxdist.node.backward.pytree import UnsupportedError, arrays_in, fresh, put_together, take_apart
 
 Edge = tuple[int, int]  # (call, place in the call's result)
 
 
 @dataclass(slots=True)
-class Record:
-    """What is known of one forward. With segments, `borders` holds arrays and is emptied as the backward goes down."""
+class ForwardRecord:
+    """One forward at its layer calls. With segments, `borders` holds arrays and empties as the backward goes down."""
 
     hidden: mx.array  # [..., B, L, D], the first array of the last call
     results: tuple[Any, ...]  # the structure of each call's result
@@ -33,8 +33,10 @@ class Record:
     random_keys: dict[int, int] = field(default_factory=dict)  # segment -> the random state at its start
 
 
-def record(model: nn.Module, inputs: mx.array, *, segment_size: int = 0, dropout: bool = False) -> Record:
-    """Run `model` on `inputs` [B, L]. Nothing is evaluated here: what nobody keeps, the head too, is never computed.
+def record_forward(
+    model: nn.Module, inputs: mx.array, *, segment_size: int = 0, dropout: bool = False
+) -> ForwardRecord:
+    """Runs `model` on `inputs` [B, L]. Nothing is evaluated here: what is not kept, the head too, is never computed.
 
     Args:
         model: any mlx-lm model.
@@ -78,18 +80,18 @@ def record(model: nn.Module, inputs: mx.array, *, segment_size: int = 0, dropout
         layers.append(layer)
         return result
 
-    with tapped(model.layers, watch):
+    with hooked(model.layers, watch):
         model(inputs)
     if not layers:
         raise UnsupportedError("the model never calls its layers")
     given_to = {segment: tuple(edges) for segment, edges in crossing.items()}
-    return Record(last[0], tuple(results), tuple(layers), borders, given_to, keys)
+    return ForwardRecord(last[0], tuple(results), tuple(layers), borders, given_to, keys)
 
 
 def answer_calls(
     model: nn.Module, inputs: mx.array, results: Sequence[Any], known: Mapping[Edge, mx.array]
 ) -> mx.array:
-    """What `model` makes of `inputs` when every layer call is answered from `known`: its own head, and nothing else."""
+    """Returns the logits of `inputs` with every layer call answered from `known`: only the model's own head runs."""
     calls = 0
 
     def stub(layer: nn.Module, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -97,7 +99,7 @@ def answer_calls(
         calls += 1
         return _answer(calls - 1, results, known, (args, kwargs))
 
-    with tapped(model.layers, stub):
+    with hooked(model.layers, stub):
         logits: mx.array = model(inputs)
     if calls != len(results):
         raise UnsupportedError("the model calls its layers less often on a second run")
@@ -113,21 +115,21 @@ def run_segment(
     inputs: mx.array,
     results: Sequence[Any],
     known: Mapping[Edge, mx.array],
-    span: tuple[int, int],
+    calls: tuple[int, int],
     *,
     random_state: int | None = None,
 ) -> dict[Edge, mx.array]:
-    """The arrays that the calls `span` = (first, end) return when the calls below are answered from `known`.
+    """Returns the arrays that `calls` = (first, end) return when the calls below are answered from `known`.
 
     The model's own code runs between the calls, so masks, scalings and per-layer inputs need not be recorded.
     """
-    first, end = span
-    calls = 0
+    first, end = calls
+    count = 0
     outputs: dict[Edge, mx.array] = {}
 
     def run(layer: nn.Module, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        nonlocal calls
-        this, calls = calls, calls + 1
+        nonlocal count
+        this, count = count, count + 1
         if this < first:
             return _answer(this, results, known, (args, kwargs))
         if this == first and random_state is not None:
@@ -139,7 +141,7 @@ def run_segment(
         return result
 
     try:
-        with tapped(model.layers, run):
+        with hooked(model.layers, run):
             model(inputs)
     except _SegmentDone:
         return outputs
@@ -147,7 +149,7 @@ def run_segment(
 
 
 def _answer(call: int, results: Sequence[Any], known: Mapping[Edge, mx.array], given: Any) -> Any:
-    """A stub's result: what is known of it, its own input for an unknown h, nothing for other arrays."""
+    """Returns a stub's result: what is known of it, its own input for an unknown h, None for other arrays."""
     if call >= len(results):
         raise UnsupportedError("the model calls its layers more often on a second run")
     return put_together(results[call], _Known(call, known, given))
@@ -155,6 +157,8 @@ def _answer(call: int, results: Sequence[Any], known: Mapping[Edge, mx.array], g
 
 @dataclass(frozen=True, slots=True)
 class _Known:
+    """The arrays of one call's result, by their place, as `put_together` reads them."""
+
     call: int
     known: Mapping[Edge, mx.array]
     given: Any
@@ -162,5 +166,5 @@ class _Known:
     def __getitem__(self, place: int) -> mx.array | None:
         if (self.call, place) in self.known:
             return fresh(self.known[self.call, place])
-        # An h that nobody kept is read by stubs only; handing on the input keeps the code between the layers happy.
+        # An h that was not kept is read by stubs only. The code between the layers needs some array: the input.
         return next(arrays_in(self.given), None) if place == 0 else None

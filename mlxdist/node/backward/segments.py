@@ -1,13 +1,14 @@
-"""The segmented backward: memory for one segment of layers, one chunk of logits and what crosses between segments.
+"""The segmented backward: memory for one segment of layers, one chunk of logits and the arrays between segments.
 
-(i) the forward runs without a graph and keeps what crosses segment borders; (ii) the head, chunk by chunk, gives each
-position's log-prob l and dl/dh; (iii) the loss gives its slope by row sum; (iv) segments from the top: the segment's
-forward again under `mx.vjp`, its gradients evaluated, everything else freed; it ends with the lowest layer that trains.
+(i) The forward runs without a graph and keeps what crosses segment borders. (ii) The head, chunk by chunk, gives each
+position's log-prob l and dl/dh. (iii) The loss gives the cotangent of each row sum. (iv) Segments from the top: the
+segment's forward again under `mx.vjp`, its gradients evaluated, everything else freed; it ends with the lowest layer
+that trains.
 
-Shapes: B rows, L positions, P picked positions, D hidden size.
+Shapes: B rows, L positions, P supervised positions, D hidden size.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TypeVar
@@ -16,30 +17,28 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxdist.node.backward.dropout import has_dropout
-from mlxdist.node.backward.full_graph import Loss
-from mlxdist.node.backward.head import chunks, head_pass, pick, scaled, traced
+from mlxdist.node.backward.events import Events, FinalPart, Loss, RowSums
+from mlxdist.node.backward.head import at_positions, chunks, head_backward, hidden_cotangent, traced
 from mlxdist.node.backward.parameters import swapped, trainable
 from mlxdist.node.backward.pytree import UnsupportedError
-from mlxdist.node.backward.record import Edge, Record, record, run_segment
-from mlxdist.node.backward.supervised import Picks, row_sums
+from mlxdist.node.backward.record import Edge, ForwardRecord, record_forward, run_segment
+from mlxdist.node.backward.supervised import Supervised, row_sums
 
 Key = TypeVar("Key")
-OnBegin = Callable[[list[mx.array]], None]  # row sums of each micro-batch; the backward begins
-OnFinal = Callable[[list[str], dict[str, mx.array]], None]  # (names, their gradients), evaluated and final
 
 
 @dataclass(slots=True)
-class Pass:
-    """One micro-batch on its way down: its record and the gradients that lower segments still have to receive."""
+class BatchState:
+    """One micro-batch during the backward: its forward, and the cotangents that lower segments will receive."""
 
-    picks: Picks
-    seen: Record
-    pulls: dict[Edge, mx.array]  # dF/d(border)
+    batch: Supervised
+    forward: ForwardRecord
+    cotangents: dict[Edge, mx.array]  # dF/d(border)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """Which parameters train in which segment, the same for every micro-batch."""
+class Segmentation:
+    """The parameters that train in each segment, the same for every micro-batch."""
 
     parameters: dict[str, mx.array]
     names: dict[int, list[str]]  # segment -> its trainable parameters
@@ -48,8 +47,8 @@ class Plan:
     size: int  # calls per segment
     calls: int
 
-    def span(self, segment: int) -> tuple[int, int]:
-        """The segment's calls (first, end)."""
+    def calls_of(self, segment: int) -> tuple[int, int]:
+        """The segment's layer calls (first, end)."""
         return segment * self.size, min((segment + 1) * self.size, self.calls)
 
     def downwards(self) -> range:
@@ -57,62 +56,52 @@ class Plan:
         return range((self.calls - 1) // self.size, self.lowest // self.size - 1, -1)
 
 
-def segmented_gradient(
-    model: nn.Module,
-    batches: Sequence[Picks],
-    loss: Loss,
-    *,
-    segment_size: int,
-    head_chunk: int,
-    on_begin: OnBegin | None = None,
-    on_final: OnFinal | None = None,
-) -> tuple[list[mx.array], dict[str, mx.array]]:
-    """Row sums of log-probs per batch and the gradient of `loss` by parameter name, evaluated.
+def segmented_backward(
+    model: nn.Module, batches: Sequence[Supervised], loss: Loss, *, segment_size: int, head_chunk: int
+) -> Events:
+    """Yields the row sums of log-probs per batch, then after each segment the gradients of `loss` that are final.
 
-    `on_begin` and `on_final` may raise to end it. Raises `UnsupportedError` for a model that cannot be cut at layers.
+    A part that was yielded is not kept here. Raises `UnsupportedError` for a model that cannot be cut at its layers.
     """
     parameters = trainable(model)
-    passes = [_forward(model, parameters, picks, segment_size) for picks in batches]
-    plan = _plan(model, parameters, passes[0].seen, segment_size)
-    sums = [_head(model, one, head_chunk) for one in passes]
-    slopes = mx.grad(loss)(list(sums))
-    for one, slope in zip(passes, slopes, strict=True):
+    states = [_forward(model, parameters, batch, segment_size) for batch in batches]
+    plan = _segmentation(model, parameters, states[0].forward, segment_size)
+    sums = [_head(model, state, head_chunk) for state in states]
+    for state, row_cotangents in zip(states, mx.grad(loss)(list(sums)), strict=True):
         top = (plan.calls - 1, 0)
-        one.pulls[top] = scaled(one.pulls[top], slope, one.picks)
-        mx.eval(one.pulls)
+        state.cotangents[top] = hidden_cotangent(state.cotangents[top], row_cotangents, state.batch)
+        mx.eval(state.cotangents)
+    yield RowSums(sums)
     gradients: dict[str, mx.array] = {}
-    if on_begin is not None:
-        on_begin(sums)
     for segment in plan.downwards():
-        for one in passes:
-            _backward(model, plan, one, segment, gradients)
-        if on_final is not None and plan.final[segment]:
-            on_final(plan.final[segment], {name: gradients[name] for name in plan.final[segment]})
-    return sums, {name: gradients[name] for name in parameters}
+        for state in states:
+            _backward(model, plan, state, segment, gradients)
+        if plan.final[segment]:
+            yield FinalPart({name: gradients.pop(name) for name in plan.final[segment]})
 
 
-def _forward(model: nn.Module, parameters: dict[str, mx.array], picks: Picks, segment_size: int) -> Pass:
-    """Step (i). The record is built first and computed afterwards, border by border: each frees what it passed."""
+def _forward(model: nn.Module, parameters: dict[str, mx.array], batch: Supervised, segment_size: int) -> BatchState:
+    """Step (i). The record is built first and evaluated afterwards, border by border: each frees what it passed."""
 
-    def build(*values: mx.array) -> Record:
+    def build(*values: mx.array) -> ForwardRecord:
         with swapped(model, parameters, list(parameters), values):
-            seen = record(model, picks.inputs, segment_size=segment_size, dropout=has_dropout(model))
-        seen.hidden = pick(seen.hidden, picks.positions)
-        return seen
+            forward = record_forward(model, batch.inputs, segment_size=segment_size, dropout=has_dropout(model))
+        forward.hidden = at_positions(forward.hidden, batch.positions)
+        return forward
 
-    seen: Record = traced(build, *parameters.values())
-    lowest = next((call for call, layer in enumerate(seen.layers) if trainable(layer)), len(seen.layers))
-    kept = {edge for segment, edges in seen.crossing.items() if segment >= lowest // segment_size for edge in edges}
-    seen.borders = {edge: seen.borders[edge] for edge in sorted(kept)}
-    for border in seen.borders.values():
+    forward: ForwardRecord = traced(build, *parameters.values())
+    lowest = next((call for call, layer in enumerate(forward.layers) if trainable(layer)), len(forward.layers))
+    kept = {edge for segment, edges in forward.crossing.items() if segment >= lowest // segment_size for edge in edges}
+    forward.borders = {edge: forward.borders[edge] for edge in sorted(kept)}
+    for border in forward.borders.values():
         mx.eval(border)
-    mx.eval(seen.hidden)
-    return Pass(picks, seen, {})
+    mx.eval(forward.hidden)
+    return BatchState(batch, forward, {})
 
 
-def _plan(model: nn.Module, parameters: dict[str, mx.array], seen: Record, size: int) -> Plan:
+def _segmentation(model: nn.Module, parameters: dict[str, mx.array], forward: ForwardRecord, size: int) -> Segmentation:
     paths = {id(module): path for path, module in model.named_modules()}
-    of_call = [[f"{paths[id(layer)]}.{name}" for name in trainable(layer)] for layer in seen.layers]
+    of_call = [[f"{paths[id(layer)]}.{name}" for name in trainable(layer)] for layer in forward.layers]
     if outside := parameters.keys() - {name for names in of_call for name in names}:
         raise UnsupportedError(f"{min(outside)} trains outside of the layers")
     segments = range((len(of_call) - 1) // size + 1)
@@ -123,47 +112,51 @@ def _plan(model: nn.Module, parameters: dict[str, mx.array], seen: Record, size:
         final[segment] = [name for name in names[segment] if name not in settled]
         settled.update(names[segment])
     lowest = next(call for call, own in enumerate(of_call) if own)
-    return Plan(parameters, names, final, lowest, size, len(of_call))
+    return Segmentation(parameters, names, final, lowest, size, len(of_call))
 
 
-def _head(model: nn.Module, one: Pass, head_chunk: int) -> mx.array:
-    """Step (ii): the row sums [B]; dl/dh is left in the pass as the top border's pull."""
-    seen, picks = one.seen, one.picks
-    top = (len(seen.layers) - 1, 0)
+def _head(model: nn.Module, state: BatchState, head_chunk: int) -> mx.array:
+    """Step (ii): returns the row sums [B]; dl/dh is left in the state as the top border's cotangent."""
+    forward, batch = state.forward, state.batch
+    top = (len(forward.layers) - 1, 0)
     logps: list[mx.array] = []
-    pulls: list[mx.array] = []
-    for span in chunks(picks.total, head_chunk):
-        logp, pull = head_pass(model, seen.results, picks, seen.hidden[..., span[0] : span[1], :], span)
-        mx.eval(logp)  # before the pull, which then may overwrite the logits
-        mx.eval(pull)
+    cotangents: list[mx.array] = []
+    for chunk in chunks(batch.total, head_chunk):
+        logp, dl_dh = head_backward(model, forward.results, batch, forward.hidden[..., chunk[0] : chunk[1], :], chunk)
+        mx.eval(logp)  # before dl/dh, which then may overwrite the logits
+        mx.eval(dl_dh)
         logps.append(logp)
-        pulls.append(pull)
-    one.pulls[top] = mx.concatenate(pulls, axis=-2) if pulls else mx.zeros_like(seen.hidden)
-    sums = row_sums(mx.concatenate(logps) if logps else mx.zeros(0), picks.counts)
-    mx.eval(sums, one.pulls)
-    seen.hidden = mx.array(0.0)
+        cotangents.append(dl_dh)
+    state.cotangents[top] = mx.concatenate(cotangents, axis=-2) if cotangents else mx.zeros_like(forward.hidden)
+    sums = row_sums(mx.concatenate(logps) if logps else mx.zeros(0), batch.counts)
+    mx.eval(sums, state.cotangents)
+    forward.hidden = mx.array(0.0)
     return sums
 
 
-def _backward(model: nn.Module, plan: Plan, one: Pass, segment: int, gradients: dict[str, mx.array]) -> None:
-    """Step (iv) for one segment of one micro-batch: adds to `gradients` and to the pulls of the borders below."""
-    seen, span, names = one.seen, plan.span(segment), plan.names[segment]
-    given = seen.crossing.get(segment, ())
-    below = [] if span[0] <= plan.lowest else [e for e in given if mx.issubdtype(seen.borders[e].dtype, mx.floating)]
-    received = sorted(edge for edge in one.pulls if edge[0] >= span[0])
+def _backward(
+    model: nn.Module, plan: Segmentation, state: BatchState, segment: int, gradients: dict[str, mx.array]
+) -> None:
+    """Step (iv) for one segment of one micro-batch: adds to `gradients` and to the cotangents of the borders below."""
+    forward, calls, names = state.forward, plan.calls_of(segment), plan.names[segment]
+    given = forward.crossing.get(segment, ())
+    below = (
+        [] if calls[0] <= plan.lowest else [e for e in given if mx.issubdtype(forward.borders[e].dtype, mx.floating)]
+    )
+    received = sorted(edge for edge in state.cotangents if edge[0] >= calls[0])
     top = (plan.calls - 1, 0)
 
     def run(*values: mx.array) -> list[mx.array]:
-        known = seen.borders | dict(zip(below, values[len(names) :], strict=True))
+        known = forward.borders | dict(zip(below, values[len(names) :], strict=True))
         with swapped(model, plan.parameters, names, values[: len(names)]):
             outputs = run_segment(
-                model, one.picks.inputs, seen.results, known, span, random_state=seen.random_keys.get(segment)
+                model, state.batch.inputs, forward.results, known, calls, random_state=forward.random_keys.get(segment)
             )
-        return [pick(outputs[e], one.picks.positions) if e == top else outputs[e] for e in received]
+        return [at_positions(outputs[e], state.batch.positions) if e == top else outputs[e] for e in received]
 
-    primals = [plan.parameters[name] for name in names] + [seen.borders[edge] for edge in below]
+    primals = [plan.parameters[name] for name in names] + [forward.borders[edge] for edge in below]
     # Only the gradients are kept: the outputs beside them would hold the whole graph.
-    found = mx.vjp(run, primals, [one.pulls.pop(edge) for edge in received])[1]
+    found = mx.vjp(run, primals, [state.cotangents.pop(edge) for edge in received])[1]
     del primals
     # Module by module from the segment's end; at once, mlx would keep most of the activations until the last product.
     pairs = list(zip(names, found, strict=False))
@@ -171,11 +164,11 @@ def _backward(model: nn.Module, plan: Plan, one: Pass, segment: int, gradients: 
         mx.eval([value for _, value in module])
     del pairs
     _add(gradients, names, found[: len(names)])
-    _add(one.pulls, below, found[len(names) :])
+    _add(state.cotangents, below, found[len(names) :])
     del found
-    mx.eval(gradients, one.pulls)
-    lower = {edge for s, edges in seen.crossing.items() if s < segment for edge in edges}
-    seen.borders = {edge: border for edge, border in seen.borders.items() if edge in lower}
+    mx.eval(gradients, state.cotangents)
+    lower = {edge for s, edges in forward.crossing.items() if s < segment for edge in edges}
+    forward.borders = {edge: border for edge, border in forward.borders.items() if edge in lower}
 
 
 def _add(store: dict[Key, mx.array], keys: Sequence[Key], values: Sequence[mx.array]) -> None:

@@ -1,1 +1,1 @@
-"""The worker's half of the protocol and the node's sockets."""
+"""The worker's half of the data connection, and a node's sockets."""

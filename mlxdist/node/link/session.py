@@ -1,12 +1,12 @@
-"""The worker's half of the data connection: messages in, work and messages out. No socket, no thread, no mlx.
+"""The worker's half of the data connection: messages in, jobs and messages out. No socket, no thread, no mlx.
 
 Welcome -> LoadModel          Canary -> ComputeCanary
 VectorOffer, VectorBlock, VectorEnd -> a new adapter version, or the reference's adapter
-Assignment, LeafRows -> ComputeLeaves, as soon as all rows and the adapter version are here
-Credit -> blocks of a partial; Received -> it may be forgotten, or is offered again
+Assignment, LeafRows -> ComputeAssignment, as soon as all rows and the adapter version are here
+Credit -> blocks of a partial; Received -> the partial is forgotten, or offered again
 Cancel -> an assignment is dropped
 
-What leaves again is in outgoing.py.
+The way out is in outgoing.py.
 """
 
 from collections import deque
@@ -15,7 +15,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mlxdist.node.link.outgoing import Growing, Outgoing
+from mlxdist.node.link.jobs import (
+    ComputeAssignment,
+    ComputeCanary,
+    Finish,
+    Job,
+    LoadModel,
+    Partial,
+    Result,
+    RowInputs,
+)
+from mlxdist.node.link.outgoing import Outgoing
+from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import MismatchError, WireError
 from mlxdist.protocol.leaves import Leaf, unpack_leaf
@@ -24,94 +35,76 @@ from mlxdist.protocol.vectors import IncomingVector, Vector
 from mlxdist.protocol.wire import Buffer
 
 
-@dataclass(frozen=True)
-class LoadModel:
-    """Load the model of this run."""
-
-    spec: m.RunSpec
-
-
-@dataclass(frozen=True)
-class ComputeCanary:
-    """Compute the canary leaf."""
-
-
-@dataclass(frozen=True)
-class ComputeLeaves:
-    """Work on one assignment; `row_inputs[leaf]` are the per-row inputs of the loss."""
-
-    task: m.Assignment
-    leaves: tuple[Leaf, ...]
-    row_inputs: tuple[dict[str, tuple[float, ...]], ...]
-    adapter: Vector
-    reference: Vector | None  # the reference's adapter; None: the base
-
-
-@dataclass(frozen=True)
-class Finish:
-    """The coordinator has said goodbye, or refused this node."""
-
-    reason: str
-    refused: bool
-
-
-Work = LoadModel | ComputeCanary | ComputeLeaves | Finish
-
-
 @dataclass
-class _Assignment:
-    task: m.Assignment
-    leaves: dict[int, Leaf] = field(default_factory=dict)
-    row_inputs: dict[int, dict[str, tuple[float, ...]]] = field(default_factory=dict)
+class _Arriving:
+    """An assignment that waits for rows or for its adapter."""
+
+    assignment: m.Assignment
+    rows: dict[int, tuple[Leaf, RowInputs]] = field(default_factory=dict)  # by leaf
 
 
 @dataclass
 class Session:
-    """One worker's dealings with one coordinator."""
+    """The state of one worker's session with one coordinator."""
 
     name: str
     id: m.SessionId
     elements: int = 0  # of the adapter; known when the model is loaded
     spec: m.RunSpec | None = None
-    work: deque[Work] = field(default_factory=deque)
-    computing: int | None = None  # the attempt that the engine works on
-    over: bool = False  # the coordinator does not know this life any more
+    jobs: deque[Job] = field(default_factory=deque)
+    computing: int | None = None  # the attempt of the assignment in work
+    over: bool = False  # the coordinator does not know this session any more
     _cancelled: set[int] = field(default_factory=set)
     _adapters: dict[int, Vector] = field(default_factory=dict)
     _reference: Vector | None = None
-    _reference_damaged: bool = False  # it comes again; until then nothing is computed, for the base would be taken
+    _reference_damaged: bool = False  # it is sent again; until then the base would be used, so nothing is computed
     _incoming: dict[int, tuple[m.VectorOffer, IncomingVector]] = field(default_factory=dict)
-    _assignments: deque[_Assignment] = field(default_factory=deque)
+    _arriving: deque[_Arriving] = field(default_factory=deque)
+    _growing: int | None = None  # the stream of the partial that is not whole yet
     outgoing: Outgoing = field(init=False)
 
     def __post_init__(self) -> None:
         self.outgoing = Outgoing(self.id)
 
     def say(self, message: m.Message, payload: Buffer = b"") -> None:
-        """Queue a message for the coordinator; one that does not know this life any more is not told anything."""
+        """Queues a message for the coordinator, unless it does not know this session any more."""
         if not self.over:
             self.outgoing.say(message, payload)
 
     def end(self) -> None:
-        """This life is over: nothing of it is sent or begun any more."""
+        """Ends the session: nothing of it is sent or begun any more."""
         self.over = True
         self.outgoing.close()
         self._incoming.clear()
-        self._assignments.clear()
-        self.work.clear()
+        self._arriving.clear()
+        self.jobs.clear()
 
-    def next_work(self) -> Work:
-        """Take the next piece of work; an assignment counts as being computed until `done`."""
-        work = self.work.popleft()
-        self.computing = work.task.attempt if isinstance(work, ComputeLeaves) else None
-        return work
+    def next_job(self) -> Job:
+        """Takes the next job; an assignment counts as being computed until `done`."""
+        job = self.jobs.popleft()
+        self.computing = job.assignment.attempt if isinstance(job, ComputeAssignment) else None
+        return job
 
     def needed(self, attempt: int) -> bool:
-        """Whether somebody still waits for the answers of this attempt."""
+        """Returns True while the coordinator waits for the answers of this attempt."""
         return not self.over and attempt not in self._cancelled
 
+    def deliver(self, result: Result) -> bool:
+        """Queues one result of the job in work. Returns False when the rest of an assignment is not needed any more."""
+        if isinstance(result, Partial):
+            self._deliver_partial(result)
+        else:
+            message, payload = result
+            if isinstance(message, m.Loaded):
+                self.elements = manifests.size(message.manifest)
+            if isinstance(message, m.Fault):
+                self._withdraw()  # before the coordinator hears why
+            self.say(message, payload)
+        return self.computing is None or self.needed(self.computing)
+
     def done(self) -> None:
-        """The engine has let go of its work; the coordinator is told when it had asked for that."""
+        """Ends the job in work, complete or not; the coordinator is told if it had cancelled it."""
+        self._withdraw()
         if self.computing in self._cancelled:
             assert self.computing is not None
             self._cancelled.discard(self.computing)
@@ -119,46 +112,53 @@ class Session:
         self.computing = None
 
     def take_outgoing(self) -> Iterator[tuple[m.Message, Buffer]]:
-        """The messages to send now, each once: what was said, then the blocks that have credit."""
+        """Yields the messages to send now, each once: the queued ones, then the blocks that have credit."""
         return self.outgoing.take()
 
-    def offer_partial(self, task: m.Assignment, span: Span, vector: Vector, *, growing: bool = False) -> Growing:
-        """Announce the sum over one subtree; its blocks go when the coordinator has room.
+    def _deliver_partial(self, partial: Partial) -> None:
+        """Offers a partial, or continues the one that grows; its blocks go when the coordinator has room."""
+        if self._growing is not None:
+            self.outgoing.grow(self._growing, partial.ready)
+        else:
+            offer = m.VectorOffer(
+                session=self.id,
+                stream=0,
+                kind="partial",
+                adapter_version=partial.assignment.adapter_version,
+                elements=len(partial.vector),
+                step=partial.assignment.step,
+                attempt=partial.assignment.attempt,
+                start=partial.span.start,
+                stop=partial.span.stop,
+                slice_stop=len(partial.vector),
+            )
+            self._growing = self.outgoing.offer(offer, partial.vector, partial.ready)
+        if partial.ready is None:
+            self._growing = None
 
-        `growing`: no element is final yet; what is returned says later how far they are, and whether it counts.
-        """
-        offer = m.VectorOffer(
-            session=self.id,
-            stream=0,
-            kind="partial",
-            adapter_version=task.adapter_version,
-            elements=len(vector),
-            step=task.step,
-            attempt=task.attempt,
-            start=span.start,
-            stop=span.stop,
-            slice_stop=len(vector),
-        )
-        return self.outgoing.offer(offer, vector, ready=0 if growing else None)
+    def _withdraw(self) -> None:
+        if self._growing is not None:
+            self.outgoing.drop(self._growing)
+            self._growing = None
 
     @property
     def uploading(self) -> bool:
-        """Whether a partial, or a message, still waits to be sent."""
+        """True while a partial, or a message, still waits to be sent."""
         return self.outgoing.waiting
 
     def handle(self, message: m.Message, payload: memoryview) -> None:
-        """Take one message. Another life's changes nothing; raises WireError for one that makes no sense here."""
+        """Takes one message; another session's changes nothing. Raises WireError for one that makes no sense here."""
         if isinstance(message, m.Reject):
-            self.work.append(Finish(message.reason, refused=True))
+            self.jobs.append(Finish(message.reason, refused=True))
             return
         if getattr(message, "session", None) != self.id or self.over:
             return
         match message:
             case m.Welcome(spec=spec):
                 self.spec = spec
-                self.work.append(LoadModel(spec))
+                self.jobs.append(LoadModel(spec))
             case m.Canary():
-                self.work.append(ComputeCanary())
+                self.jobs.append(ComputeCanary())
             case m.VectorOffer():
                 self._accept_adapter(message)
             case m.VectorBlock(stream=stream, index=index):
@@ -181,7 +181,7 @@ class Session:
                     self._adapters = {offer.adapter_version: vector.buffer}
                 self._start_ready()
             case m.Assignment():
-                self._take_task(message)
+                self._take_assignment(message)
             case m.LeafRows():
                 self._take_rows(message, payload)
                 self._start_ready()
@@ -196,16 +196,16 @@ class Session:
             case m.Stale(stream=stream):
                 self.outgoing.drop(stream)
             case m.Shutdown(reason=reason):
-                self.work.append(Finish(reason, refused=False))
+                self.jobs.append(Finish(reason, refused=False))
             case _:
                 raise WireError(f"a worker is not sent {type(message).__name__}")
 
     def _cancel(self, attempt: int) -> None:
-        """Drop what was not begun, and say so at once; what is being computed ends at its next leaf or segment."""
+        """Drops an assignment: at once if it was not begun, otherwise at its next leaf or segment."""
         self.outgoing.drop_attempt(attempt)
-        self._assignments = deque(one for one in self._assignments if one.task.attempt != attempt)
-        self.work = deque(
-            one for one in self.work if not (isinstance(one, ComputeLeaves) and one.task.attempt == attempt)
+        self._arriving = deque(one for one in self._arriving if one.assignment.attempt != attempt)
+        self.jobs = deque(
+            job for job in self.jobs if not (isinstance(job, ComputeAssignment) and job.assignment.attempt == attempt)
         )
         if attempt == self.computing:
             self._cancelled.add(attempt)
@@ -231,32 +231,32 @@ class Session:
         except KeyError:
             raise WireError(f"a block of vector {stream}, which was not offered") from None
 
-    def _take_task(self, task: m.Assignment) -> None:
-        if task.verb not in ("gradient", "score") or not 0 <= task.start < task.stop <= task.total:
-            raise WireError(f"a task to {task.verb} leaves {Span(task.start, task.stop)} of {task.total}")
-        self._assignments.append(_Assignment(task))
+    def _take_assignment(self, asked: m.Assignment) -> None:
+        if asked.verb not in ("gradient", "score") or not 0 <= asked.start < asked.stop <= asked.total:
+            raise WireError(f"an assignment to {asked.verb} leaves {Span(asked.start, asked.stop)} of {asked.total}")
+        self._arriving.append(_Arriving(asked))
 
     def _take_rows(self, message: m.LeafRows, payload: memoryview) -> None:
-        for assignment in self._assignments:
-            task = assignment.task
-            if (task.step, task.attempt) == (message.step, message.attempt) and task.start <= message.leaf < task.stop:
-                assignment.leaves[message.leaf] = unpack_leaf(message, payload)
-                assignment.row_inputs[message.leaf] = message.row_inputs
+        for one in self._arriving:
+            asked = one.assignment
+            if (asked.step, asked.attempt) == (message.step, message.attempt) and (
+                asked.start <= message.leaf < asked.stop
+            ):
+                one.rows[message.leaf] = unpack_leaf(message, payload), message.row_inputs
                 return
-        raise WireError(f"rows of leaf {message.leaf}, which no task names")
+        raise WireError(f"rows of leaf {message.leaf}, which no assignment names")
 
     def _start_ready(self) -> None:
-        while self._assignments:
-            task = self._assignments[0].task
-            adapter = self._adapters.get(task.adapter_version)
-            indices = range(task.start, task.stop)
-            if task.adapter_version < max(self._adapters, default=-1):
-                raise WireError(f"a task with adapter version {task.adapter_version}, which was replaced")
-            if adapter is None or len(self._assignments[0].leaves) < len(indices):
+        """Moves assignments of which everything has arrived to the jobs, in their order."""
+        while self._arriving:
+            asked, rows = self._arriving[0].assignment, self._arriving[0].rows
+            adapter = self._adapters.get(asked.adapter_version)
+            if asked.adapter_version < max(self._adapters, default=-1):
+                raise WireError(f"an assignment with adapter version {asked.adapter_version}, which was replaced")
+            if adapter is None or len(rows) < asked.stop - asked.start:
                 return
             if self._reference_damaged or any(offer.kind == "reference" for offer, _ in self._incoming.values()):
-                return  # offered before the task, so the task is to be done with it
-            ready = self._assignments.popleft()
-            leaves = tuple(ready.leaves[index] for index in indices)
-            row_outputs = tuple(ready.row_inputs[index] for index in indices)
-            self.work.append(ComputeLeaves(task, leaves, row_outputs, adapter, self._reference))
+                return  # offered before the assignment, so the assignment needs it
+            self._arriving.popleft()
+            leaves, row_inputs = zip(*(rows[index] for index in range(asked.start, asked.stop)), strict=True)
+            self.jobs.append(ComputeAssignment(asked, leaves, row_inputs, adapter, self._reference))

@@ -1,4 +1,4 @@
-"""A node's ends of the two connections over ZeroMQ: the one file of this room that knows it."""
+"""A node's ends of the two connections, over ZeroMQ. The only file of `node` that imports zmq."""
 
 import socket
 from contextlib import suppress
@@ -7,15 +7,15 @@ import zmq
 
 from mlxdist.protocol.wire import MAX_PAYLOAD, Frames
 
-CONNECT_SECONDS = 3  # for one try; the system's own tries come ever more rarely, up to a minute apart
-HANDSHAKE_SECONDS = 10  # until a connection on which ZeroMQ's greeting was lost is tried anew
+CONNECT_SECONDS = 3  # for one attempt; the system's own attempts come ever more rarely, up to a minute apart
+HANDSHAKE_SECONDS = 10  # until a connection on which ZeroMQ's greeting was lost is opened again
 KEEPALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 60, zmq.TCP_KEEPALIVE_INTVL: 10, zmq.TCP_KEEPALIVE_CNT: 6}
 
 
 class DealerLink:
     """A Link over a DEALER socket. One thread receives and sends; `wake` may be called from any.
 
-    ZeroMQ connects again by itself when a connection breaks, and what was under way is lost without a word. `probe`:
+    ZeroMQ connects again by itself when a connection breaks; messages under way are lost without notice. With `probe`
     every new connection begins with an empty message, so that the other side knows.
     """
 
@@ -23,18 +23,18 @@ class DealerLink:
         self._context = zmq.Context()
         self._endpoint, self._identity, self._probe = endpoint, identity, probe
         self._socket = self._dealer()
-        self._bell, self._ear = socket.socketpair()
-        self._bell.setblocking(False)
-        self._ear.setblocking(False)
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._wake_in.setblocking(False)
+        self._wake_out.setblocking(False)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(self._ear, zmq.POLLIN)
+        self._poller.register(self._wake_out, zmq.POLLIN)
 
     def _dealer(self) -> "zmq.Socket[bytes]":
         dealer = self._context.socket(zmq.DEALER)
         dealer.setsockopt(zmq.IDENTITY, self._identity)
         dealer.setsockopt(zmq.LINGER, 0)
-        # Without this a message for a dead coordinator waits, and reaches the next one.
+        # Otherwise a message for a coordinator that has ended waits, and reaches the next one.
         dealer.setsockopt(zmq.IMMEDIATE, 1)
         dealer.setsockopt(zmq.MAXMSGSIZE, MAX_PAYLOAD)
         dealer.setsockopt(zmq.RECONNECT_IVL, 100)
@@ -49,10 +49,10 @@ class DealerLink:
         return dealer
 
     def receive(self, timeout: float) -> list[Frames]:
-        """What has arrived, waiting up to `timeout` seconds for the first."""
+        """Returns the messages that have arrived, after waiting up to `timeout` seconds for the first."""
         ready = dict(self._poller.poll(int(timeout * 1000)))
-        if self._ear.fileno() in ready:
-            _drain(self._ear)
+        if self._wake_out.fileno() in ready:
+            _drain(self._wake_out)
         arrived: list[Frames] = []
         if self._socket in ready:
             while len(arrived) < 64:
@@ -63,7 +63,7 @@ class DealerLink:
         return arrived
 
     def send(self, frames: Frames) -> bool:
-        """Hand the frames to ZeroMQ; False while there is no connection."""
+        """Hands the frames to ZeroMQ. Returns False while there is no connection."""
         try:
             self._socket.send_multipart(frames, zmq.NOBLOCK, copy=len(frames[-1]) < 65536)
         except zmq.Again:
@@ -71,29 +71,29 @@ class DealerLink:
         return True
 
     def renew(self) -> None:
-        """Drop the connection and make a new one; the coordinator hands the name over to it."""
+        """Replaces the connection by a new one, to which the coordinator moves the name."""
         self._poller.unregister(self._socket)
         self._socket.close(0)
         self._socket = self._dealer()
         self._poller.register(self._socket, zmq.POLLIN)
 
     def wake(self) -> None:
-        """End a `receive` that waits in another thread."""
-        with suppress(OSError):  # a full bell rings already; a closed one has nobody left to wake
-            self._bell.send(b"!")
+        """Ends a `receive` that waits in another thread."""
+        with suppress(OSError):  # a full pipe wakes it already; a closed one has no receiver left
+            self._wake_in.send(b"!")
 
     def close(self) -> None:
-        """Close the socket; unsent messages are dropped."""
+        """Closes the socket; unsent messages are dropped."""
         self._poller.unregister(self._socket)
         self._socket.close(0)
         self._context.term()
-        self._bell.close()
-        self._ear.close()
+        self._wake_in.close()
+        self._wake_out.close()
 
 
-def _drain(ear: socket.socket) -> None:
+def _drain(pipe: socket.socket) -> None:
     try:
-        while ear.recv(4096):
+        while pipe.recv(4096):
             pass
     except BlockingIOError:
         pass

@@ -1,4 +1,4 @@
-"""The small models of the self-check: every number in them is drawn by numpy, so that they are the same everywhere."""
+"""The small models of the self-check. numpy draws every number in them, so that they are the same everywhere."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from mlxdist.protocol.leaves import Leaf
 
 VOCABULARY = 96
 TOKENS = 48
-GROUP = 32  # of quantisation
+GROUP = 32  # of quantization
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 TINY: Mapping[str, Any] = MappingProxyType(
     {
@@ -42,13 +42,13 @@ class Case:
     rows: int = 1
 
     def leaf(self) -> Leaf:
-        """The canary's rows."""
+        """Returns a leaf of the canary's rows."""
         both = numerics.canary_leaf(VOCABULARY, TOKENS)
         return Leaf(0, both.rows[: self.rows], both.widths)
 
 
 def dense(**sizes: Any) -> nn.Module:
-    """A llama with LoRA layers."""
+    """Makes a llama with LoRA layers."""
     from mlx_lm.models import llama
 
     config = {**TINY, "model_type": "llama", **sizes}
@@ -56,7 +56,7 @@ def dense(**sizes: Any) -> nn.Module:
 
 
 def mixture() -> nn.Module:
-    """A qwen3_moe of four experts, two of which each token passes."""
+    """Makes a qwen3_moe of four experts, two of them for each token."""
     from mlx_lm.models import qwen3_moe
 
     config = {
@@ -75,7 +75,7 @@ def mixture() -> nn.Module:
 
 
 def four_bits() -> nn.Module:
-    """The llama with its layers in four bits; the packed numbers are drawn, as machines may round differently."""
+    """Makes the llama with its layers in four bits; the packed numbers are drawn, as machines may round differently."""
     from mlx_lm.models import llama
 
     model = llama.Model(llama.ModelArgs.from_dict({**TINY, "model_type": "llama"}))
@@ -89,7 +89,7 @@ def four_bits() -> nn.Module:
 
 
 def half() -> nn.Module:
-    """A llama in bfloat16, of half the size: processors without it take long."""
+    """Makes a llama in bfloat16, of half the size: processors without this type are slow."""
     from mlx_lm.models import llama
 
     sizes = {"hidden_size": 32, "intermediate_size": 32, "head_dim": 8}
@@ -110,7 +110,7 @@ CASES: Mapping[str, Case] = MappingProxyType(
 
 
 def drawn(model: nn.Module) -> nn.Module:
-    """The model with all of its matrices drawn from one seed."""
+    """Draws all matrices of the model from one seed. Returns the model."""
     random = np.random.Generator(np.random.PCG64(7))
     values: list[tuple[str, mx.array]] = []
     for name, old in sorted(dict(tree_flatten(model.parameters())).items()):
@@ -119,7 +119,7 @@ def drawn(model: nn.Module) -> nn.Module:
             new = random.integers(0, 2**32, old.shape, dtype=np.uint32)
         elif kind == "scales":
             new = (random.random(old.shape, dtype=np.float32) + 0.5) * 0.02
-        elif kind == "biases":  # centres the four bits
+        elif kind == "biases":  # centers the four bits
             new = np.full(old.shape, -0.15, np.float32)
         elif old.ndim > 1:
             new = (random.random(old.shape, dtype=np.float32) - 0.5) * np.float32(4 / np.sqrt(old.shape[-1]))
@@ -131,7 +131,7 @@ def drawn(model: nn.Module) -> nn.Module:
 
 
 def with_lora(model: nn.Module) -> nn.Module:
-    """The model with LoRA layers of rank 4 on all linear layers, holding the canary's adapter."""
+    """Adds LoRA layers of rank 4 to all linear layers, with the canary's adapter. Returns the model."""
     from mlx_lm.tuner.utils import linear_to_lora_layers
 
     model.freeze()

@@ -1,4 +1,4 @@
-"""What the self-check measures, each part in a process of its own: a crash in one says something and ends nothing.
+"""The measurements of the self-check. Each runs in a process of its own: a crash in one is a result and ends no other.
 
 python -m mlxdist.node.selfcheck.selfcheck bits      # prints one JSON object
 """
@@ -16,7 +16,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from mlxdist.node.backward.backward import MicroBatch, Path, gradient
+from mlxdist.node.backward.backward import GradientPath, MicroBatch, gradient
 from mlxdist.node.selfcheck import models as models
 from mlxdist.node.work.objective import micro_batches
 
@@ -38,7 +38,7 @@ SPEED_MODEL = {
 
 
 def facts() -> dict[str, Any]:
-    """Versions, the device, and mlx's limits."""
+    """Returns versions, the device, and mlx's limits."""
     versions = {}
     for name in ("mlx", "mlx-lm", "mlx-metal", "mlx-cpu"):
         try:
@@ -50,18 +50,18 @@ def facts() -> dict[str, Any]:
         "versions": versions,
         "device": str(mx.default_device()),
         "device_info": device,
-        "memory_limit": mx.set_memory_limit(0),  # this process ends here, so nothing is set back
+        "memory_limit": mx.set_memory_limit(0),  # not restored, as this process ends
         "cache_limit": mx.set_cache_limit(0),
     }
 
 
 def bits() -> dict[str, Any]:
-    """SHA-256 of each case's gradient and row sums, five times."""
+    """Returns the SHA-256 of each case's gradient and row sums, computed five times."""
     return {name: _attempt(partial(_digests, case)) for name, case in models.CASES.items()}
 
 
 def gemm() -> dict[str, Any]:
-    """The error of a float32 matrix product against float64, and GFLOP/s of a large one."""
+    """Returns the error of a float32 matrix product against float64, and the GFLOP/s of a large one."""
     random = np.random.default_rng(0)
     left, right = (random.standard_normal((EXACT_SIZE, EXACT_SIZE)).astype(np.float32) for _ in range(2))
     exact = left.astype(np.float64) @ right.astype(np.float64)
@@ -73,12 +73,12 @@ def gemm() -> dict[str, Any]:
 
 
 def segments() -> dict[str, Any]:
-    """For each case: how far the segmented gradient lies from the whole graph's, relative to it."""
+    """Returns each case's distance between the segmented and the whole graph's gradient, relative to the latter."""
     return {name: _attempt(partial(_distance, case)) for name, case in models.CASES.items()}
 
 
 def beats() -> dict[str, Any]:
-    """The longest time that a thread beating beside a long evaluation went without a beat."""
+    """Returns the longest gap between two heartbeats of a thread beside a long evaluation, in seconds."""
     gaps = [0.0]
     done = threading.Event()
 
@@ -105,13 +105,13 @@ def beats() -> dict[str, Any]:
 
 
 def speed() -> dict[str, Any]:
-    """Training tokens/s of a small llama, and its peak memory above the model, whole and in segments of one layer."""
+    """Returns a small llama's training tokens/s and peak bytes above the model, whole and in segments of one layer."""
     model = models.dense(**SPEED_MODEL)
     random = np.random.default_rng(0)
     ids = random.integers(0, SPEED_MODEL["vocab_size"], (1, SPEED_LENGTH + 1)).astype(np.int32)
     batch = MicroBatch(ids[:, :-1], ids[:, 1:], np.ones((1, SPEED_LENGTH), np.float32))
     found: dict[str, Any] = {}
-    for name, path in (("whole", Path()), ("segment 1", Path(segment_size=1))):
+    for name, path in (("whole", GradientPath()), ("segment 1", GradientPath(segment_size=1))):
         mx.clear_cache()
         mx.reset_peak_memory()
         held = mx.get_active_memory()
@@ -126,7 +126,7 @@ PARTS: Mapping[str, Callable[[], dict[str, Any]]] = MappingProxyType(
 
 
 def _attempt(measure: Callable[[], Any]) -> Any:
-    """What `measure` returns, or the error as a sentence: one model that cannot be computed leaves the others."""
+    """Returns `measure()`, or its error as a sentence: one model that cannot be computed does not stop the others."""
     try:
         return measure()
     except Exception as error:
@@ -134,7 +134,7 @@ def _attempt(measure: Callable[[], Any]) -> Any:
 
 
 def _leaf_gradient(
-    model: nn.Module, batches: list[MicroBatch], path: Path, head_chunk: int = HEAD_CHUNK
+    model: nn.Module, batches: list[MicroBatch], path: GradientPath, head_chunk: int = HEAD_CHUNK
 ) -> dict[str, mx.array]:
     sums, grads = gradient(model, batches, lambda rows: -rows[0].sum(), head_chunk=head_chunk, path=path, dropout_key=0)
     return {"row sums": sums[0], **grads}
@@ -144,7 +144,7 @@ def _digests(case: models.Case) -> list[str]:
     model, batches = case.make(), micro_batches(case.leaf())
     digests = []
     for _ in range(TIMES):
-        found = _leaf_gradient(model, batches, Path())
+        found = _leaf_gradient(model, batches, GradientPath())
         parts = [np.array(value.astype(mx.float32)).tobytes() for _, value in sorted(found.items())]
         digests.append(hashlib.sha256(b"".join(parts)).hexdigest())
     return digests
@@ -152,7 +152,7 @@ def _digests(case: models.Case) -> list[str]:
 
 def _distance(case: models.Case) -> float:
     model, batches = case.make(), micro_batches(case.leaf())
-    whole, cut = (_leaf_gradient(model, batches, path) for path in (Path(), Path(segment_size=1)))
+    whole, cut = (_leaf_gradient(model, batches, path) for path in (GradientPath(), GradientPath(segment_size=1)))
     expected, got = (
         np.concatenate([np.array(found[name].astype(mx.float32), np.float64).ravel() for name in sorted(found)])
         for found in (whole, cut)
@@ -161,7 +161,7 @@ def _distance(case: models.Case) -> float:
 
 
 def _fastest(work: Callable[[], object], budget: float) -> float:
-    """The shortest time of `work` in seconds, after one that does not count, in about `budget` seconds."""
+    """Returns the shortest time of `work` in seconds, measured for about `budget` seconds after a first run."""
     work()
     best, until = float("inf"), time.monotonic() + budget
     while True:

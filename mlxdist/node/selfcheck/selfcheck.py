@@ -1,7 +1,7 @@
-"""`mlxdist selfcheck`: what this machine computes, and how fast, from measurements that need no network and no model.
+"""`mlxdist selfcheck`: the bits and the speed of this machine, measured without a network or a downloaded model.
 
-Each part runs in a process of its own under a worker's environment. People send the result to the project, so that the
-table of docs/hardware.md says what holds on which Mac.
+Each part runs in a process of its own, in a worker's environment. People send the result to the project, for the table
+of Macs in docs/hardware.md.
 """
 
 import json
@@ -20,15 +20,15 @@ from mlxdist.node.work.blas import use_openblas
 from mlxdist.protocol.budget import usable_bytes
 from mlxdist.protocol.numerics import WORKER_ENVIRONMENT
 
-PART_SECONDS = 120.0  # after which a part counts as hanging
-BEAT = 0.02  # seconds between two beats of this process, while another one evaluates
+PART_SECONDS = 120.0  # until a part counts as hanging
+BEAT = 0.02  # seconds between two heartbeats of this process, while another one evaluates
 GEMM_ERROR = 1e-5  # above it a float32 product was computed with fewer bits: TF32 gives 3e-4, float32 3e-7
-SEGMENTS_ERROR = {"bf16": 2e-2}  # how far two ways to the same gradient may lie apart
+SEGMENTS_ERROR = {"bf16": 2e-2}  # largest relative distance of two computations of a gradient
 SEGMENTS_ERROR_ELSE = 1e-5
 
 
 def selfcheck(*, as_json: bool) -> int:
-    """Measure and print. Returns 0, or 1 where something does not hold that a run relies on."""
+    """Measures and prints. Returns 0, or 1 when something fails that a run relies on."""
     from mlxdist.node.selfcheck.view import lines
 
     found = measure(say=lambda part: print(f"measuring: {part}", file=sys.stderr))
@@ -37,7 +37,7 @@ def selfcheck(*, as_json: bool) -> int:
 
 
 def measure(say: Any) -> dict[str, Any]:
-    """All parts: {"facts": …, "bits": …, …, "faults": sentences}. `say` gets the name of each part as it begins."""
+    """Returns all parts: {"facts": …, "bits": …, …, "faults": sentences}. `say` gets the name of each as it begins."""
     started = time.monotonic()
     memory = psutil.virtual_memory()
     found: dict[str, Any] = {
@@ -64,9 +64,9 @@ def measure(say: Any) -> dict[str, Any]:
 
 
 def part(name: str, changes: Mapping[str, str | None] | None = None) -> tuple[dict[str, Any], float]:
-    """The result of one part, {"error": …} where it ended otherwise, and the longest gap of a beat beside it.
+    """Returns the result of one part, or {"error": …}, and the longest gap between heartbeats beside it, in seconds.
 
-    `changes` to a worker's environment; None takes a variable away.
+    `changes`: to a worker's environment; None removes a variable.
     """
     settings = {**os.environ, **WORKER_ENVIRONMENT, **(changes or {})}
     environment = {key: value for key, value in settings.items() if value is not None}
@@ -92,7 +92,7 @@ def part(name: str, changes: Mapping[str, str | None] | None = None) -> tuple[di
 
 
 def bit_classes(first: Mapping[str, Any], again: Mapping[str, Any]) -> dict[str, str]:
-    """Per case the first eight digits of its digest where all ten agree; else how many different ones there were."""
+    """Returns per case the first eight digits of its digest if all ten agree, otherwise how many differ."""
     classes = {}
     for name in first:
         one, two = first[name], again.get(name)
@@ -108,7 +108,10 @@ def bit_classes(first: Mapping[str, Any], again: Mapping[str, Any]) -> dict[str,
 
 
 def faults(found: Mapping[str, Any]) -> list[str]:
-    """What does not hold that a run relies on. Bits that differ are no fault: such a run promises a tolerance."""
+    """Returns sentences on what fails that a run relies on.
+
+    Different bits are no fault: such a run promises a tolerance.
+    """
     said = [
         f"{name}: {value['error']}" for name, value in found.items() if isinstance(value, dict) and "error" in value
     ]
@@ -126,7 +129,7 @@ def faults(found: Mapping[str, Any]) -> list[str]:
 
 
 def main(name: str) -> None:
-    """One part in this process: print its JSON."""
+    """Measures one part in this process and prints its JSON."""
     blas = use_openblas()  # before mlx is imported
     from mlxdist.node.selfcheck.parts import PARTS
 

@@ -1,4 +1,4 @@
-"""The self-check as text to be pasted, with the machine's row for docs/hardware.md."""
+"""The self-check as text to paste, with the machine's row for docs/hardware.md."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,7 +11,7 @@ HEADER = (
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[str]:
-    """All that was measured; faults last, where the eye rests."""
+    """Yields the measurements as lines; faults come last, where they are seen."""
     facts, info = found["facts"], found["facts"].get("device_info", {})
     versions = ", ".join(f"{name} {number}" for name, number in facts.get("versions", {}).items())
     yield f"mlxdist {found['mlxdist']} selfcheck, {found['seconds']:.0f} s"
@@ -47,7 +47,7 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def row(found: Mapping[str, Any]) -> str:
-    """The machine's row of the table in docs/hardware.md."""
+    """Returns the machine's row of the table in docs/hardware.md."""
     speed = found["speed"]
     cells = [
         chip(found),
@@ -66,7 +66,7 @@ def row(found: Mapping[str, Any]) -> str:
 
 
 def chip(found: Mapping[str, Any]) -> str:
-    """What mlx calls the device."""
+    """Returns mlx's name of the device."""
     return str(found["facts"].get("device_info", {}).get("device_name", found["machine"]))
 
 

@@ -1,1 +1,1 @@
-"""The worker's work: the model, a leaf's gradient or score, the partial sums."""
+"""The jobs of a worker: the model, a leaf's gradient or score, the partial sums."""

@@ -1,7 +1,7 @@
 """OpenBLAS for mlx on Linux.
 
-mlx's CPU package for Linux calls whatever BLAS the process has loaded, and brings a slow one along. Loading OpenBLAS
-first, with its symbols global, makes matrix products several times faster. It must happen before mlx is imported.
+mlx's CPU package for Linux calls the BLAS that the process has loaded, and ships a slow one. Loading OpenBLAS first,
+with its symbols global, makes matrix products several times faster. It must happen before mlx is imported.
 """
 
 import ctypes
@@ -9,7 +9,7 @@ import sys
 
 
 def use_openblas() -> bool:
-    """Load OpenBLAS into this process on Linux; call it before mlx is imported.
+    """Loads OpenBLAS into this process on Linux; to be called before mlx is imported.
 
     Returns:
         True when OpenBLAS is loaded; False on other systems and where the library is absent.

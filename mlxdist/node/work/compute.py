@@ -1,11 +1,11 @@
-"""What a worker computes, free of any wire: the scores and gradient sums of leaves, and the canary.
+"""The computations of a worker, without any wire: the scores and gradient sums of leaves, and the canary.
 
 Shapes: B rows or pairs of a leaf.
 """
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from mlxdist.node.backward import backward
 from mlxdist.node.backward.backward import MicroBatch
-from mlxdist.node.backward.segments import OnBegin, OnFinal
+from mlxdist.node.backward.events import Events, FinalPart, RowSums
 from mlxdist.node.work.model import LoadedModel
 from mlxdist.node.work.objective import Objective, micro_batches, seen, target_counts
 from mlxdist.protocol import manifest as manifests
@@ -33,7 +33,7 @@ UNKNOWN = math.nan  # a reference log-prob that the worker is to compute
 
 @dataclass(frozen=True)
 class Computer:
-    """A loaded model and the run that it serves; `adapter` and `reference` are set before it is asked anything."""
+    """A loaded model, the run that it serves, and the adapters of the assignment in work."""
 
     loaded: LoadedModel
     spec: RunSpec
@@ -41,12 +41,12 @@ class Computer:
     reference: Vector | None = None  # the adapter of `reference = "initial"`; None: the base, all zeros
 
     def use(self, adapter: Vector) -> None:
-        """Put a flat adapter vector into the model."""
+        """Puts a flat adapter vector, in manifest order, into the model."""
         parts = manifests.split(self.loaded.manifest, adapter)
         self.loaded.use({name: mx.array(part) for name, part in parts.items()})
 
     def score(self, leaf: Leaf, parameters: str = "current") -> RowOutputs:
-        """The sums of the rows' log-probs over their targets, dropout off, float32 [rows or pairs, columns].
+        """Returns the sums of the rows' log-probs over their targets, dropout off, float32 [rows or pairs, columns].
 
         `parameters`: current, reference, or current+reference. The columns are those of `MethodSpec.scores`.
         """
@@ -59,55 +59,43 @@ class Computer:
     def gradient(
         self, leaf: Leaf, *, step: int, loss: str = "", scalars: Mapping[str, float] | None = None, inputs: Inputs
     ) -> tuple[Vector, RowOutputs]:
-        """The leaf's grad_sum as one flat float32 vector in manifest order, and its row outputs.
+        """Returns the leaf's grad_sum as one flat float32 vector in manifest order, and its row outputs.
 
         The columns are those of `MethodSpec.row_outputs`. Raises NonFiniteError, naming the leaf and its rows, when
         either holds NaN or Inf.
         """
-        batches, asked = self._asked(leaf, loss, scalars or {}, inputs)
-        sums, grads = self._backward(leaf, step, batches, asked)
-        flat = mx.concatenate([_flat(grads[t.name]) for t in self.loaded.manifest])
-        row_outputs = asked.row_outputs(sums)
-        finite = mx.all(mx.isfinite(flat)) & mx.all(mx.isfinite(row_outputs))
-        mx.eval(flat, row_outputs, finite)
-        if not finite.item():
-            raise _not_finite(step, leaf)
-        return np.array(flat), np.array(row_outputs, dtype=np.float32)
+        parts: dict[str, Vector] = {}
+        for event in self.gradient_parts(leaf, step=step, loss=loss, scalars=scalars, inputs=inputs):
+            if isinstance(event, dict):
+                parts |= event
+            else:
+                row_outputs = event
+        return np.concatenate([parts[t.name] for t in self.loaded.manifest]), row_outputs
 
-    def gradient_by_parts(
-        self,
-        leaf: Leaf,
-        on_begin: Callable[[], None],
-        on_final: Callable[[dict[str, Vector]], None],
-        *,
-        step: int,
-        loss: str = "",
-        scalars: Mapping[str, float] | None = None,
-        inputs: Inputs,
-    ) -> RowOutputs:
-        """The same in segments, for who does not want to wait for the end; returns the row outputs.
+    def gradient_parts(
+        self, leaf: Leaf, *, step: int, loss: str = "", scalars: Mapping[str, float] | None = None, inputs: Inputs
+    ) -> Iterator[RowOutputs | dict[str, Vector]]:
+        """Yields the leaf's row outputs (`MethodSpec.row_outputs`), then its grad_sum by tensor name, top layer first.
 
-        `on_begin` is called before the backward, when the row outputs are known to be finite; `on_final` with tensors
-        of the grad_sum by name, flat, float32, finite and final, top layer first. Raises NonFiniteError, also after
-        some of them were given.
+        Each part is flat, float32, finite and final. In segments the first ones come before the lower layers' backward.
+        Raises NonFiniteError, naming the leaf and its rows, in place of the first event that holds NaN or Inf.
         """
         batches, asked = self._asked(leaf, loss, scalars or {}, inputs)
-        row_outputs: list[RowOutputs] = []
-
-        def begin(sums: list[mx.array]) -> None:
-            row_outputs.append(np.array(asked.row_outputs(sums), dtype=np.float32))
-            if not np.isfinite(row_outputs[0]).all():
+        for event in self._backward(leaf, step, batches, asked):
+            out: RowOutputs | dict[str, Vector]
+            match event:
+                case RowSums(sums=sums):
+                    out = np.array(asked.row_outputs(sums), dtype=np.float32)
+                    finite = bool(np.isfinite(out).all())
+                case FinalPart(gradients=grads):
+                    out = {name: np.array(grad.astype(mx.float32).reshape(-1)) for name, grad in grads.items()}
+                    finite = all(np.isfinite(part).all() for part in out.values())
+                    del grads
+            del event  # what is handed on is a copy; mlx's arrays would wait for the next event
+            if not finite:
                 raise _not_finite(step, leaf)
-            on_begin()
-
-        def final(names: list[str], grads: dict[str, mx.array]) -> None:
-            parts = {name: np.array(_flat(grads[name])) for name in names}
-            if not all(np.isfinite(part).all() for part in parts.values()):
-                raise _not_finite(step, leaf)
-            on_final(parts)
-
-        self._backward(leaf, step, batches, asked, begin, final)
-        return row_outputs[0]
+            yield out
+            del out
 
     def _asked(
         self, leaf: Leaf, loss: str, scalars: Mapping[str, float], inputs: Inputs
@@ -122,28 +110,18 @@ class Computer:
     def _method(self) -> MethodSpec:
         return METHODS[self.spec.method]
 
-    def _backward(
-        self,
-        leaf: Leaf,
-        step: int,
-        batches: Sequence[MicroBatch],
-        asked: Objective,
-        on_begin: OnBegin | None = None,
-        on_final: OnFinal | None = None,
-    ) -> tuple[list[mx.array], dict[str, mx.array]]:
-        return backward.gradient(
+    def _backward(self, leaf: Leaf, step: int, batches: Sequence[MicroBatch], asked: Objective) -> Events:
+        return backward.backward(
             self.loaded.model,
             batches,
             asked.total,
             head_chunk=self.spec.head_chunk,
             path=self.loaded.path,
             dropout_key=numerics.dropout_key(self.spec.seed, step, leaf.index),
-            on_begin=on_begin,
-            on_final=on_final,
         )
 
     def canary(self) -> Iterator[str]:
-        """SHA-256 of the canary leaf's gradient and row outputs, each time it is computed."""
+        """Yields the SHA-256 of the canary leaf's gradient and row sums, each time that it is computed."""
         leaf = numerics.canary_leaf(self.loaded.vocab_size, self.spec.max_length)
         self.use(numerics.canary_adapter(self.loaded.manifest))
         batches = micro_batches(leaf)
@@ -165,7 +143,7 @@ class Computer:
         return [backward.score(model, batch, head_chunk=chunk, path=path) for batch in batches]
 
     def _reference_score(self, batches: Sequence[MicroBatch]) -> list[mx.array]:
-        """The same under the reference's adapter, in the same widths; the current one is put back."""
+        """Returns the same under the reference's adapter, in the same widths; the current adapter is restored."""
         self.use(np.zeros_like(self.adapter) if self.reference is None else self.reference)
         sums = self._score(batches)
         mx.eval(sums)
@@ -173,7 +151,7 @@ class Computer:
         return sums
 
     def _references(self, leaf: Leaf, batches: Sequence[MicroBatch], loss: str, inputs: Inputs) -> list[mx.array]:
-        """The reference log-probs as the loss sees them: those that came with the leaf, the unknown ones computed."""
+        """Returns the reference log-probs as the loss sees them: those sent, and the unknown ones computed."""
         names = self._method.reference
         known = [mx.array(list(inputs[name]), mx.float32) for name in names]
         if not any(math.isnan(value) for name in names for value in inputs[name]):
@@ -182,15 +160,14 @@ class Computer:
         return [mx.where(mx.isnan(old), new, old) for old, new in zip(known, fresh, strict=True)]
 
 
-def _flat(gradient: mx.array) -> mx.array:
-    return gradient.astype(mx.float32).reshape(-1)
-
-
 def _not_finite(step: int, leaf: Leaf) -> NonFiniteError:
     rows = ", ".join(str(row.row_id) for row in leaf.rows)
-    return NonFiniteError(f"NaN or Inf in step {step}, leaf {leaf.index}, rows {rows}")
+    return NonFiniteError(f"NaN or Inf in step {step}, leaf {leaf.index}, rows {rows}", leaf=leaf.index)
 
 
 def add(left: Vector, right: Vector) -> Vector:
-    """The sum of two grad_sums, written into `left`. By the CPU, as at the coordinator: a GPU may flush subnormals."""
+    """Returns the sum of two grad_sums, written into `left`.
+
+    The CPU adds, as at the coordinator: a GPU may flush subnormals.
+    """
     return np.add(left, right, out=left)

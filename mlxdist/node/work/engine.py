@@ -1,4 +1,4 @@
-"""Turns a session's work into answers: the worker's day without its process, threads and socket."""
+"""From a session's jobs to their results: the worker without its process, threads and socket."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,51 +7,47 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from mlxdist.node.link.session import ComputeCanary, ComputeLeaves, LoadModel, Session, Work
+from mlxdist.node.link.jobs import ComputeAssignment, ComputeCanary, Job, LoadModel, Results
 from mlxdist.node.work import model as models
-from mlxdist.node.work.assignment import Assignment, NotNeededError, Offer, Say
+from mlxdist.node.work.assignment import AssignmentRun
 from mlxdist.node.work.compute import Computer
 from mlxdist.node.work.memory_pressure import SwapWatch
 from mlxdist.node.work.model import LoadedModel
-from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import messages as m
 from mlxdist.protocol import numerics
 from mlxdist.protocol.errors import MismatchError, MlxdistError, UserError
 
-__all__ = ["Engine", "Offer", "Say", "versions"]
-
 
 def versions() -> dict[str, str]:
-    """The packages that must be the same on all nodes."""
+    """Returns the versions of the packages that must be the same on all nodes."""
     return {name: metadata.version(name) for name in ("mlx", "mlx-lm")}
 
 
 class Engine:
-    """Keeps the model from one run to the next when the next one needs the same."""
+    """Does a worker's jobs, and keeps the model from one run to the next when the next one needs the same."""
 
     def __init__(self) -> None:
         self._computer: Computer | None = None
         self._swap = SwapWatch()
 
-    def perform(self, work: Work, session: Session, say: Say, offer: Offer) -> None:
-        """Do one piece of work, handing each result over when it is evaluated. A failure becomes a Fault message."""
-        session_id = session.id
+    def perform(self, job: Job, session: m.SessionId, progress: Callable[[str], None]) -> Results:
+        """Yields the results of one job, each when it is evaluated. A failure becomes a Fault message, the last result.
+
+        Closing the generator ends the job. `progress` is called with sentences while a model is loaded.
+        """
         try:
-            match work:
+            match job:
                 case LoadModel(spec=spec):
-                    loaded = self._load(spec, lambda sentence: say(m.Progress(session_id, sentence), b""))
-                    session.elements = manifests.size(loaded.manifest)
-                    say(_introduction(session_id, loaded), b"")
+                    yield _introduction(session, self._load(spec, progress)), b""
                 case ComputeCanary():
-                    say(m.CanaryAnswer(session_id, tuple(self._ready().canary())), b"")
-                case ComputeLeaves():
-                    self._compute(work, session, say, offer)
-        except NotNeededError:
-            return
-        except UserError as error:
-            say(m.Fault(session_id, "config", str(error)), b"")
+                    yield m.CanaryAnswer(session, tuple(self._ready().canary())), b""
+                case ComputeAssignment():
+                    computer = replace(self._ready(), adapter=job.adapter, reference=job.reference)
+                    computer.use(job.adapter)
+                    yield from AssignmentRun(computer, job, self._swap).results()
         except MlxdistError as error:
-            say(m.Fault(session_id, "error", str(error)), b"")
+            kind = "config" if isinstance(error, UserError) else "error"
+            yield m.Fault(session, kind, str(error)), b""
 
     def _ready(self) -> Computer:
         assert self._computer is not None, "the coordinator sends work only after Loaded"
@@ -72,14 +68,9 @@ class Engine:
                 return kept.loaded
         self._computer = None  # two models at once would not fit
         mx.clear_cache()
-        loaded = models.load(spec, progress)
+        loaded = models.load_with_lora(spec, progress)
         self._computer = Computer(loaded, spec)
         return loaded
-
-    def _compute(self, work: ComputeLeaves, session: Session, say: Say, offer: Offer) -> None:
-        computer = replace(self._ready(), adapter=work.adapter, reference=work.reference)
-        computer.use(work.adapter)
-        Assignment(computer, work, lambda: session.needed(work.task.attempt), say, offer, self._swap).run()
 
 
 def _introduction(session: m.SessionId, loaded: LoadedModel) -> m.Loaded:
@@ -87,7 +78,7 @@ def _introduction(session: m.SessionId, loaded: LoadedModel) -> m.Loaded:
 
 
 def _load_key(spec: m.RunSpec) -> tuple[object, ...]:
-    """What decides the loaded model: equal keys can share it."""
+    """Returns what decides the loaded model: runs with equal keys can share it."""
     return (
         spec.model,
         spec.lora_rank,

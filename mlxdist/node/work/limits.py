@@ -1,6 +1,6 @@
 """mlx's memory limits while a worker serves a run; afterwards they are as before.
 
-mlx does not fail at a limit: near it, it gives back what it keeps for reuse and waits for running work.
+mlx does not fail at a limit: near it, it frees the memory that it keeps for reuse, and waits for running work.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,10 +14,10 @@ CACHE_SHARE = 4  # a node that was given a limit may keep this part of it for re
 
 @contextmanager
 def memory_limits(limit: int) -> Iterator[int]:
-    """Hold mlx to `limit` bytes, no more than the machine has; 0 leaves mlx's own limits. Yields what holds.
+    """Limits mlx to `limit` bytes, at most what the machine has; 0 keeps mlx's own limits. Yields the limit in bytes.
 
-    On a Mac as much as the system recommends is wired, so that the model's parameters are not swapped out between
-    steps.
+    On a Mac as much memory as the system recommends is wired, so that the model's parameters are not swapped out
+    between steps.
     """
     with ExitStack() as undo:
 

@@ -1,4 +1,4 @@
-"""A worker short of memory, in a person's words: the error when there is none left, and the swapping before that."""
+"""Sentences for a worker that is short of memory: the error when there is none left, and the swapping before that."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from mlxdist.protocol.budget import cure, describe_leaf
 from mlxdist.protocol.errors import NodeError
 from mlxdist.protocol.leaves import Leaf
 
-# What mlx's allocators and Metal say; each is a RuntimeError like any other.
+# Texts of mlx's allocators and of Metal; each comes as an ordinary RuntimeError.
 OUT_OF_MEMORY = ("unable to allocate", "insufficient memory", "outofmemory", "out of memory", "maximum allowed buffer")
 SWAPPED_BYTES = 256 * 2**20  # read back from the disk during one leaf
 SLOWER = 2.0  # times its usual seconds per token
@@ -20,7 +20,7 @@ ENOUGH = 4  # leaves, before one can be called slow
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error of mlx means that memory ran out."""
+    """Returns True when an error of mlx means that memory ran out."""
     text = str(error).lower().replace("_", " ")
     return isinstance(error, MemoryError) or any(
         words in text or words in text.replace(" ", "") for words in OUT_OF_MEMORY
@@ -29,7 +29,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def named_out_of_memory(leaf: Leaf, segment_size: int) -> Iterator[None]:
-    """Raises NodeError with the leaf's length and the cure when memory runs out inside."""
+    """Raises NodeError with the leaf's length and what to change when memory runs out inside."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -40,29 +40,29 @@ def named_out_of_memory(leaf: Leaf, segment_size: int) -> Iterator[None]:
 
 
 def swapped_in() -> int:
-    """Bytes read back from swap since the machine started."""
+    """Returns the bytes read back from swap since the machine started."""
     return int(psutil.swap_memory().sin)
 
 
 @dataclass
 class SwapWatch:
-    """Notices a leaf that took far longer than usual while memory was read back from the disk; says it once."""
+    """Detects a leaf that took far longer than usual while memory was read back from the disk; reports it once."""
 
     read: Callable[[], int] = swapped_in
     _paces: list[float] = field(default_factory=list)  # seconds per token
     _before: int = -1
-    _said: bool = False
+    _reported: bool = False
 
     def leaf(self, leaf: Leaf, seconds: float, segment_size: int) -> str | None:
-        """After each leaf: the sentence for the person, or None."""
+        """Takes one computed leaf. Returns a sentence to report, or None."""
         now = self.read()
         swapped, self._before = (now - self._before if self._before >= 0 else 0), now
         tokens = sum(leaf.widths) * len(leaf.rows) // len(leaf.widths)
         pace, usual = seconds / tokens, median(self._paces) if len(self._paces) >= ENOUGH else 0.0
         self._paces = [*self._paces[1 - REMEMBERED :], pace]
-        if self._said or not usual or pace < SLOWER * usual or swapped < SWAPPED_BYTES:
+        if self._reported or not usual or pace < SLOWER * usual or swapped < SWAPPED_BYTES:
             return None
-        self._said = True
+        self._reported = True
         return (
             f"swapping: a leaf of {max(leaf.widths)} tokens took {pace / usual:.1f} times as long as usual while "
             f"{swapped / 1e6:.0f} MB were read back from the disk; {cure(leaf, segment_size)}"

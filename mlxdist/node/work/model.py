@@ -12,7 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
-from mlxdist.node.backward import backward
+from mlxdist.node.backward.backward import GradientPath
 from mlxdist.node.backward.choose_path import choose_path
 from mlxdist.node.backward.parameters import trainable
 from mlxdist.protocol import manifest as manifests
@@ -28,26 +28,24 @@ SAMPLES = 64
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model ready to train. `module_bits`: bits per target module by its path, 0 when not quantised."""
+    """A model with its LoRA layers, ready to train."""
 
     model: nn.Module
-    path: backward.Path
+    path: GradientPath
     manifest: Manifest
     model_hash: str
-    module_bits: dict[str, int]
-    num_hidden_layers: int
     vocab_size: int
 
     def use(self, adapter: Mapping[str, mx.array]) -> None:
-        """Put the adapter's tensors, by manifest name, into the LoRA layers."""
+        """Puts the adapter's tensors, by manifest name, into the LoRA layers."""
         self.model.update(tree_unflatten(list(adapter.items())))
 
 
-def load(spec: RunSpec, progress: Callable[[str], None]) -> LoadedModel:
-    """Load the run's model with mlx-lm (a folder or hub id, quantised or not) and lay the LoRA layers on it.
+def load_with_lora(spec: RunSpec, progress: Callable[[str], None]) -> LoadedModel:
+    """Loads the run's model with mlx-lm (a folder or hub id, quantized or not) and adds the LoRA layers.
 
-    Raises ConfigError for a model that cannot be loaded or has none of the target modules, MismatchError when something
-    else than LoRA tensors would be trained.
+    Raises ConfigError for a model that cannot be loaded or has none of the target modules, MismatchError when other
+    parameters than LoRA tensors would be trained.
     """
     from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
     from mlx_lm.utils import _download, load_model
@@ -78,14 +76,12 @@ def load(spec: RunSpec, progress: Callable[[str], None]) -> LoadedModel:
         path=path,
         manifest=manifests.make(shapes),
         model_hash=model_hash,
-        module_bits={module.path: module.bits for module in modules},
-        num_hidden_layers=len(model.layers),
         vocab_size=_vocab_size(model, config),
     )
 
 
 def apply_lora(model: nn.Module, rank_of: Mapping[str, int], spec: RunSpec) -> None:
-    """Freeze the model and wrap each module in mlx-lm's LoRA layer of its own rank."""
+    """Freezes the model and wraps each module in mlx-lm's LoRA layer of its own rank."""
     from mlx_lm.tuner.utils import linear_to_lora_layers
 
     model.freeze()
@@ -100,7 +96,7 @@ def apply_lora(model: nn.Module, rank_of: Mapping[str, int], spec: RunSpec) -> N
 
 
 def hash_model(folder: Path) -> str:
-    """SHA-256 over config.json and, per safetensors file, its name, header, size and up to 64 sampled MiB, in hex."""
+    """Returns the SHA-256 in hex of config.json and, per safetensors file, its name, header, size and 64 samples."""
     total = hashlib.sha256()
     total.update((folder / "config.json").read_bytes())
     for path in sorted(folder.glob("model*.safetensors")):
@@ -116,7 +112,7 @@ def hash_model(folder: Path) -> str:
 
 
 def _kl_map(folder: Path) -> dict[str, float]:
-    """Sensitivity by module path from optiq_metadata.json (`per_layer`, formerly below `optimization`)."""
+    """Returns the sensitivity by module path from optiq_metadata.json (`per_layer`, or `optimization.per_layer`)."""
     path = folder / "optiq_metadata.json"
     if not path.exists():
         return {}

@@ -1,6 +1,6 @@
 """The sum over a subtree while the gradient of its last leaf becomes final, from the top layer down.
 
-What stands left of the last leaf is summed already. Each prefix of the vector is added up in the tree's order as soon
+The leaves left of the last one are summed already. Each prefix of the vector is added up in the tree's order as soon
 as the last leaf's part of it is there, so it has the bits that it would have had in the end.
 """
 
@@ -15,21 +15,24 @@ from mlxdist.protocol.vectors import Vector
 
 
 @dataclass
-class Rising:
-    """`lefts`: the sums over `tree.left_of_last`, in its order. `ready` elements of `vector` are final."""
+class StreamingSum:
+    """A sum of which the first `ready` elements of `vector` are final.
+
+    `lefts`: the sums over `tree.left_of_last`, in its order.
+    """
 
     manifest: Manifest
     lefts: Sequence[Vector]
     vector: Vector = field(init=False)
     ready: int = 0
-    _next: int = 0  # the first tensor of the manifest that is not in yet
-    _early: dict[str, Vector] = field(default_factory=dict)  # what is final, and stands behind something that is not
+    _next: int = 0  # the first tensor of the manifest that has not arrived
+    _early: dict[str, Vector] = field(default_factory=dict)  # final parts that stand behind one that has not arrived
 
     def __post_init__(self) -> None:
         self.vector = np.empty(manifests.size(self.manifest), np.float32)
 
-    def take(self, parts: Mapping[str, Vector]) -> int:
-        """Parts of the last leaf's gradient, flat and final, by name. Returns how many elements are now."""
+    def add(self, parts: Mapping[str, Vector]) -> None:
+        """Adds parts of the last leaf's gradient, flat and final, by tensor name, and moves `ready`."""
         self._early.update(parts)
         start = stop = self.ready
         while self._next < len(self.manifest) and (name := self.manifest[self._next].name) in self._early:
@@ -40,4 +43,3 @@ class Rising:
         for left in reversed(self.lefts):
             np.add(left[start:stop], here, out=here)
         self.ready = stop
-        return stop

@@ -41,7 +41,7 @@ def new_cluster(**changes: Any) -> Cluster:
 
 
 def introduction(session: SessionId, manifest: Manifest = MANIFEST, model_hash: str = MODEL_HASH) -> m.Loaded:
-    """What a worker says of its model."""
+    """A worker's description of its model."""
     return m.Loaded(session, model_hash, manifest)
 
 
@@ -59,7 +59,7 @@ class Bench:
         self.collect()
 
     def collect(self) -> None:
-        """What the cluster wants to send, into the mail."""
+        """Puts the messages that the cluster sends into the mail."""
         for parcel in self.cluster.take_outgoing():
             message, payload = decode(parcel.frames)
             self.mail[parcel.channel, parcel.peer].append((message, bytes(payload)))
@@ -83,13 +83,13 @@ class Bench:
         return nodes
 
     def told(self) -> str:
-        """What a person was told since the last time, one sentence a line."""
+        """The news since the last time, one sentence a line."""
         news = [self.cluster.news.popleft() for _ in range(len(self.cluster.news))]
         return "\n".join(f"{item.name}: {item.message}" for item in news)
 
     @property
     def failure(self) -> str:
-        """What the run cannot go on after, or nothing."""
+        """The error that ends the run, or nothing."""
         return str(self.cluster.failure or "")
 
 
@@ -219,7 +219,7 @@ def request_of(leaves: int, *, step: int = 4, version: int = 3, verb: str = "gra
 
 
 def snapshot(bench: Bench) -> Any:
-    """What must not change when a message does not count."""
+    """All state that must not change when a message does not count."""
     return state_of(bench.cluster)
 
 
@@ -247,7 +247,7 @@ def state_of(cluster: Cluster) -> Any:
 
 
 def worker_of(node: Node) -> tuple[Any, ...]:
-    """What must not change of a node's worker either."""
+    """A worker's part of that state."""
     return (node.worker.data, node.worker.ended, set(node.worker.cancelled))
 
 
@@ -279,7 +279,7 @@ def turned_away(node: ScriptedNode, kind: type[MlxdistError], *words: str) -> No
     assert not node.bench.failure
 
 
-def started_anew(node: ScriptedNode, *words: str) -> None:
+def restarted(node: ScriptedNode, *words: str) -> None:
     """The node's worker is to end, its work is with the others or pending, and the run goes on."""
     session, current = node.session, node.bench.cluster.round
     assert node.state == "connecting"

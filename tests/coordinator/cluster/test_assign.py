@@ -1,4 +1,4 @@
-"""Which node gets which leaves: everything once, in order, and never later than it must be."""
+"""Assignments of leaves to nodes: every leaf once, in order, and never later than it must be."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations_with_replacement

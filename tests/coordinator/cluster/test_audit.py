@@ -26,12 +26,11 @@ from mlxdist.coordinator.training.adamw import no_moments
 from mlxdist.coordinator.training.initial_adapter import draw
 from mlxdist.coordinator.training.startup import plan_sentences
 from mlxdist.coordinator.training.state import State
-from mlxdist.node.link.session import Session, Work
-from mlxdist.node.work.engine import Engine, Offer, Say
+from mlxdist.node.link.jobs import Job, Partial, Results
+from mlxdist.node.work.engine import Engine
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import NodeError
 from mlxdist.protocol.transport import CONTROL
-from mlxdist.protocol.tree import Span
 from mlxdist.protocol.vectors import BLOCK_ELEMENTS, Vector
 from tests.coordinator.cluster.scripted_node import Bench, ScriptedNode
 from tests.coordinator.training.silent import Silent
@@ -156,13 +155,13 @@ def test_who_is_gone_is_not_asked_and_not_believed_against_one_that_repeats_its_
     answers = [answer_of("gone", WRONG), answer_of("b", RIGHT)]
     assert judge(answers, lambda *_: True, ["b"]) == "b"
     assert judge([*answers, answer_of("b", RIGHT)], lambda *_: True, ["b"]) == Finding(wrong=("gone",))
-    assert judge([answer_of("a", RIGHT)], lambda *_: True, ["a"]) == Finding()  # nobody else is left
+    assert judge([answer_of("a", RIGHT)], lambda *_: True, ["a"]) == Finding()  # no other node is left
 
 
 @given(st.lists(st.lists(st.sampled_from([0, 0, 0, 1, 2]), min_size=2, max_size=2), min_size=2, max_size=5))
 @example([[1, 0], [2, 1], [0, 0], [0, 0], [0, 0]])
 @example([[1, 1], [0, 0], [1, 1], [0, 0], [0, 0]])
-def test_every_cluster_comes_to_a_verdict_and_an_honest_one_to_no_guilt(kinds: list[list[int]]) -> None:
+def test_every_cluster_comes_to_a_finding_that_names_no_honest_node(kinds: list[list[int]]) -> None:
     vectors = [RIGHT, WRONG, WRONG * 3]
     nodes = {f"n{index}": [vectors[kind] for kind in pair] for index, pair in enumerate(kinds)}
     finding, _ = conclude(nodes)
@@ -183,15 +182,16 @@ class Flipping(Engine):
         super().__init__()
         self.inner, self.at, self.bit, self.offered = inner, at, bit, 0
 
-    def perform(self, work: Work, session: Session, say: Say, offer: Offer) -> None:
-        def flipped(task: m.Assignment, span: Span, vector: Vector) -> None:
-            self.offered += 1
-            if self.offered in self.at:
-                vector = vector.copy()
-                vector.view(np.uint32)[np.abs(vector).argmax()] ^= np.uint32(1 << self.bit)
-            offer(task, span, vector)
-
-        self.inner.perform(work, session, say, flipped)
+    def perform(self, job: Job, session: m.SessionId, progress: Callable[[str], None]) -> Results:
+        for result in self.inner.perform(job, session, progress):
+            if isinstance(result, Partial):
+                self.offered += 1
+                if self.offered in self.at:
+                    vector = result.vector.copy()
+                    vector.view(np.uint32)[np.abs(vector).argmax()] ^= np.uint32(1 << self.bit)
+                    yield replace(result, vector=vector)
+                    continue
+            yield result
 
 
 Trained = tuple[str, list[str], int]  # SHA-256 of the adapter, news, audited leaves
@@ -241,7 +241,7 @@ def quarantined(news: Sequence[str]) -> list[str]:
 
 
 @pytest.mark.parametrize(("nodes", "share"), [(2, 1.0), (3, 0.1), (5, 1.0)])
-def test_audits_of_an_honest_cluster_change_nothing_and_accuse_nobody(
+def test_audits_of_an_honest_cluster_change_nothing_and_accuse_no_node(
     nodes: int, share: float, trained: Callable[..., Trained], engines: list[Engine], plain: str
 ) -> None:
     found, news, audited = trained(engines[:nodes], share)
@@ -263,13 +263,13 @@ def test_a_node_that_flips_a_bit_now_and_then_is_quarantined_and_the_adapter_has
 
 
 @pytest.mark.parametrize("loss", ["kto", "sigmoid"])
-def test_a_preference_step_is_done_anew_from_its_first_round_on(loss: str, model: Path, engines: list[Engine]) -> None:
+def test_a_preference_step_is_done_again_from_its_first_round_on(loss: str, model: Path, engines: list[Engine]) -> None:
     case = case_of(loss, total_steps=2)
     mixed = [engines[0], Flipping(engines[1], 2), engines[2]]
     assert train_here(replace(case, audit=1.0), model, mixed).sha == train_here(case, model, engines[:1]).sha
 
 
-def test_where_nobody_looks_a_flipped_bit_counts(
+def test_where_no_audit_looks_a_flipped_bit_counts(
     trained: Callable[..., Trained], engines: list[Engine], plain: str
 ) -> None:
     found, news, audited = trained([engines[0], Flipping(engines[1], 1)], 0.0)

@@ -24,8 +24,8 @@ from tests.coordinator.cluster.scripted_node import (
     introduction,
     new_cluster,
     request_of,
+    restarted,
     snapshot,
-    started_anew,
     turned_away,
     working,
 )
@@ -67,7 +67,7 @@ def test_every_node_has_a_session_of_its_own_and_the_first_worker_gives_the_mani
     assert bench.cluster.manifest == MANIFEST
 
 
-def test_a_supervisor_that_asks_twice_keeps_its_life() -> None:
+def test_a_supervisor_that_asks_twice_keeps_its_session() -> None:
     bench = Bench()
     node = ScriptedNode(bench, "mini-1")
     node.enlist()
@@ -110,7 +110,7 @@ def test_a_second_supervisor_on_another_host_is_refused_at_once() -> None:
 
 
 @pytest.mark.parametrize("sign", ["silent", "closed", "left"])
-def test_a_supervisor_started_anew_takes_the_place_of_the_first_as_soon_as_that_one_is_seen_to_be_gone(
+def test_a_supervisor_restarted_takes_the_place_of_the_first_as_soon_as_that_one_is_seen_to_be_gone(
     sign: str,
 ) -> None:
     bench = Bench()
@@ -131,7 +131,7 @@ def test_a_supervisor_started_anew_takes_the_place_of_the_first_as_soon_as_that_
     before = snapshot(bench)
     bench.post(DATA, first.data, *first.answer(0, session=session, attempt=attempt))
     bench.post(CONTROL, first.control, m.Heartbeat(session, 2))
-    assert snapshot(bench) == before  # the first one's life is over
+    assert snapshot(bench) == before  # the first one's session is over
     second.get_ready()
     assert second.work == [Span(0, 2)]
     assert second.attempt != attempt
@@ -157,7 +157,7 @@ def test_a_supervisor_at_the_data_port_is_told_so() -> None:
     assert not bench.cluster.nodes
 
 
-def test_after_the_goodbye_nobody_is_admitted() -> None:
+def test_after_the_goodbye_no_node_is_admitted() -> None:
     bench = Bench()
     node, _ = bench.ready("mini-1", "mini-2")
     bench.mail.clear()
@@ -244,7 +244,7 @@ def test_a_node_started_by_hand_keeps_a_run_alive_whose_launched_nodes_are_all_g
     assert "mini-1 has mlx 0.1" in bench.failure
 
 
-def test_a_node_that_was_given_up_and_comes_again_mended_takes_part() -> None:
+def test_a_node_that_was_given_up_and_comes_again_takes_part() -> None:
     bench = Bench(new_cluster(launched=frozenset(("mini-1",))))
     node = ScriptedNode(bench, "mini-1")
     node.enlist()
@@ -261,7 +261,7 @@ def test_a_canary_that_was_not_computed_three_times_does_not_count(digests: tupl
     bench = Bench()
     node = ScriptedNode(bench, "mini-1")
     node.get_ready(canary=digests)
-    started_anew(node, "mini-1", f"{len(digests)} canary answers where 3 were due")
+    restarted(node, "mini-1", f"{len(digests)} canary answers where 3 were due")
     assert bench.cluster.ready() == []
 
 

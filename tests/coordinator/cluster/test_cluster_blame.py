@@ -75,7 +75,7 @@ def dies(bench: Bench, name: str) -> None:
     node.get_ready()
 
 
-def test_a_leaf_in_work_at_two_deaths_goes_alone_to_an_idle_node_and_a_third_death_there_names_its_rows() -> None:
+def test_a_leaf_in_work_at_two_crashes_goes_alone_to_an_idle_node_and_a_third_crash_there_names_its_rows() -> None:
     bench = Bench()
     _, second = working(bench, "a", "b", leaves=2)
     second.say(*second.answer(1))
@@ -95,7 +95,7 @@ def test_a_leaf_in_work_at_two_deaths_goes_alone_to_an_idle_node_and_a_third_dea
     )
 
 
-def test_a_third_death_beside_other_work_ends_nothing_and_the_leaf_goes_alone_then() -> None:
+def test_a_third_crash_beside_other_work_ends_nothing_and_the_leaf_goes_alone_then() -> None:
     bench = Bench()
     working(bench, "a", "b", leaves=4)
     current = bench.cluster.round
@@ -108,8 +108,8 @@ def test_a_third_death_beside_other_work_ends_nothing_and_the_leaf_goes_alone_th
     assert taken == [(Span(0, 1), True)]
 
 
-@pytest.mark.parametrize("how", ["left", "turned away", "connected anew"])
-def test_who_leaves_is_turned_away_or_connects_anew_is_no_death_of_its_leaf(how: str) -> None:
+@pytest.mark.parametrize("how", ["left", "turned away", "connected again"])
+def test_who_leaves_is_turned_away_or_connects_anew_is_no_crash_of_its_leaf(how: str) -> None:
     bench = Bench()
     node, other = working(bench, "a", "b")
     if how == "left":

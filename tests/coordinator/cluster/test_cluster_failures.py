@@ -1,4 +1,4 @@
-"""What a lost worker, a fault or silence does: the work goes to others, and the run goes on."""
+"""A lost worker, a failure or silence: the work goes to others, and the run goes on."""
 
 import pytest
 
@@ -13,8 +13,8 @@ from tests.coordinator.cluster.scripted_node import (
     ScriptedNode,
     introduction,
     new_cluster,
+    restarted,
     snapshot,
-    started_anew,
     turned_away,
     working,
 )
@@ -112,12 +112,12 @@ def test_a_worker_that_was_ready_between_two_early_ends_is_not_given_up() -> Non
 
 
 @pytest.mark.parametrize("kind", ["config", "load", "memory", "else", "nonfinite"])
-def test_a_fault_of_a_working_node_gives_its_work_to_others_and_its_worker_is_started_anew(kind: str) -> None:
+def test_a_fault_of_a_working_node_gives_its_work_to_others_and_its_worker_is_restarted(kind: str) -> None:
     bench = Bench()
     node, other = working(bench, "mini-1", "mini-2")
     bench.told()
     node.say(m.Fault(node.session, kind, "something that is not of one leaf"))
-    started_anew(node, "mini-1: something that is not of one leaf", "leaves [0, 2) go to others")
+    restarted(node, "mini-1: something that is not of one leaf", "leaves [0, 2) go to others")
     assert sorted(other.work) == [Span(0, 2), Span(2, 4)]
 
 
@@ -147,7 +147,7 @@ def test_a_worker_that_connects_anew_is_given_nothing_before_it_has_loaded_again
     assert node.work == [Span(0, 4)]
 
 
-def test_a_new_worker_of_a_node_gets_a_life_of_its_own_and_everything_anew() -> None:
+def test_a_new_worker_of_a_node_gets_a_session_of_its_own_and_everything_again() -> None:
     bench = Bench()
     (node,) = bench.ready("mini-1")
     bench.cluster.set_reference(ADAPTER)
@@ -157,7 +157,7 @@ def test_a_new_worker_of_a_node_gets_a_life_of_its_own_and_everything_anew() -> 
     node.tell(m.WorkerExit(before, "killed", ()))
     bench.mail.clear()
     node.hello()
-    assert len(node.heard(m.Stale)) == 1  # the life of a worker that has ended
+    assert len(node.heard(m.Stale)) == 1  # the session of a worker that has ended
     assert node.state == "connecting"
     node.get_ready()
     assert node.session != before
@@ -190,7 +190,7 @@ def test_a_silent_node_is_suspect_then_dead_and_its_work_goes_to_others_only_the
     assert not bench.failure
 
 
-def test_a_node_that_was_declared_dead_is_told_that_its_life_is_over_and_joins_as_a_new_one() -> None:
+def test_a_node_that_was_declared_dead_is_told_that_its_session_is_over_and_joins_as_a_new_one() -> None:
     bench = Bench()
     node, other = working(bench, "mini-1", "mini-2")
     session, late = node.session, node.answer(0)
@@ -209,7 +209,7 @@ def test_a_node_that_was_declared_dead_is_told_that_its_life_is_over_and_joins_a
     assert node.session != session
 
 
-def test_a_coordinator_that_slept_holds_nobodys_silence_against_them() -> None:
+def test_a_coordinator_that_slept_does_not_count_silence_in_that_time() -> None:
     bench = Bench()
     node, _ = working(bench, "mini-1", "mini-2")
     bench.now += 8 * 3600.0

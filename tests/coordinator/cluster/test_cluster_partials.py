@@ -1,4 +1,4 @@
-"""A partial counts whole, once, and from whoever was first; what is half, damaged or late changes nothing."""
+"""A partial counts whole, once, and from the first node that brings it; half, damaged or late ones change nothing."""
 
 import numpy as np
 import pytest
@@ -15,8 +15,8 @@ from tests.coordinator.cluster.scripted_node import (
     ScriptedNode,
     give_back,
     request_of,
+    restarted,
     snapshot,
-    started_anew,
     working,
 )
 
@@ -49,11 +49,11 @@ def test_a_partial_counts_only_with_its_end() -> None:
     assert vector.tobytes() == LARGE_PARTIAL.tobytes()
 
 
-def test_a_partial_without_its_last_block_does_not_count_and_its_worker_is_started_anew() -> None:
+def test_a_partial_without_its_last_block_does_not_count_and_its_worker_is_restarted() -> None:
     bench = Bench()
     node = half_sent(bench)
     node.say(m.VectorEnd(node.session, 1, digest(LARGE_PARTIAL)))
-    started_anew(node, "a: it sent what makes no sense: vector 1 ended after 1 of 2 blocks")
+    restarted(node, "a: it sent what makes no sense: vector 1 ended after 1 of 2 blocks")
     assert bench.cluster.fetch_partials() == []
     assert bench.cluster.transfers.pool.held == 0
 
@@ -84,14 +84,14 @@ def test_a_partial_with_another_hash_does_not_count_is_asked_for_again_and_count
     assert (span, vector.tobytes()) == (Span(0, 2), PARTIAL.tobytes())
 
 
-def test_a_worker_whose_vectors_arrive_damaged_again_and_again_is_started_anew() -> None:
+def test_a_worker_whose_vectors_arrive_damaged_again_and_again_is_restarted() -> None:
     bench = Bench()
     node, _ = working(bench, "a", "b")
     for stream in range(1, MOST_DAMAGED + 1):
         send_damaged(node, stream)
         assert node.state == "busy"
     send_damaged(node, MOST_DAMAGED + 1)
-    started_anew(node, f"{MOST_DAMAGED + 1} vectors arrived damaged")
+    restarted(node, f"{MOST_DAMAGED + 1} vectors arrived damaged")
     assert bench.cluster.fetch_partials() == []
     assert bench.cluster.transfers.pool.held == 0
 
@@ -113,7 +113,7 @@ def test_a_worker_that_was_sent_nothing_cannot_say_that_it_arrived_damaged() -> 
     bench = Bench()
     (node,) = bench.ready("a")
     node.say(m.Received(node.session, 1, whole=False))
-    started_anew(node, "no adapter was sent to it")
+    restarted(node, "no adapter was sent to it")
 
 
 @pytest.mark.parametrize("end", ["worker", "silence"])
@@ -154,7 +154,7 @@ def test_blocks_that_were_not_let_in_are_refused() -> None:
     bench = Bench()
     node, _ = working(bench, "a", "b")
     node.say(m.VectorBlock(node.session, 1, 0), PARTIAL.tobytes())
-    started_anew(node, "a: it sent what makes no sense: vector 1 of a was not let in")
+    restarted(node, "a: it sent what makes no sense: vector 1 of a was not let in")
 
 
 def test_blocks_of_an_offer_that_still_waits_for_room_are_refused() -> None:
@@ -165,7 +165,7 @@ def test_blocks_of_an_offer_that_still_waits_for_room_are_refused() -> None:
     node.say(node.offer(Span(0, 4)))
     other.say(other.offer(Span(4, 8)))
     other.say(m.VectorBlock(other.session, 1, 0), PARTIAL.tobytes())
-    started_anew(other, "vector 1 of b was not let in")
+    restarted(other, "vector 1 of b was not let in")
 
 
 def test_the_rest_of_a_vector_that_lost_a_race_is_stale_and_its_worker_goes_on() -> None:

@@ -1,4 +1,4 @@
-"""What does not count: messages of another step, life or manifest, half partials, and what no node can say."""
+"""Messages that do not count: of another step, session or manifest, half partials, and what no node can say."""
 
 from typing import Any
 
@@ -21,8 +21,8 @@ from tests.coordinator.cluster.scripted_node import (
     ScriptedNode,
     give_back,
     introduction,
+    restarted,
     snapshot,
-    started_anew,
     turned_away,
     working,
 )
@@ -84,7 +84,7 @@ def test_an_offer_of_what_is_not_the_nodes_missing_subtree_is_stale_and_changes_
 
 
 @pytest.mark.parametrize("change", [{"run": "another"}, {"incarnation": 4}, {"incarnation": 6}, {"number": 9}], ids=str)
-def test_a_message_of_another_life_is_stale_and_changes_nothing(change: dict[str, Any]) -> None:
+def test_a_message_of_another_session_is_stale_and_changes_nothing(change: dict[str, Any]) -> None:
     bench = Bench()
     node, _ = working(bench, "a", "b")
     session = msgspec.structs.replace(node.session, **change)
@@ -109,7 +109,7 @@ def test_a_message_of_another_life_is_stale_and_changes_nothing(change: dict[str
         assert bench.mail == {(channel, peer): [(m.Stale(session, type(message).__name__, over=True), b"")]}
     assert snapshot(bench) == before
     bench.tick(2.0)
-    assert node.state == "suspect"  # the beat of another life was none
+    assert node.state == "suspect"  # the beat of another session did not count
 
 
 def test_a_connection_that_is_not_the_workers_changes_nothing() -> None:
@@ -201,7 +201,7 @@ def test_row_numbers_of_another_size_are_refused(columns: int, payload: bytes) -
     node, _ = working(bench, "a", "b")
     answer, _ = node.answer(0, columns=columns)
     node.say(answer, payload)
-    started_anew(node, "a: it sent what makes no sense: the answer to leaf 0", f"{len(payload)} bytes")
+    restarted(node, "a: it sent what makes no sense: the answer to leaf 0", f"{len(payload)} bytes")
     assert bench.cluster.round is not None
     assert bench.cluster.round.answers == {}
 
@@ -241,12 +241,12 @@ def out_of_turn(node: ScriptedNode) -> dict[str, tuple[str, Message]]:
         "a stale",
     ],
 )
-def test_a_worker_that_speaks_out_of_turn_is_started_anew_and_its_work_goes_to_others(what: str) -> None:
+def test_a_worker_that_speaks_out_of_turn_is_restarted_and_its_work_goes_to_others(what: str) -> None:
     bench = Bench()
     node, other = working(bench, "a", "b")
     channel, message = out_of_turn(node)[what]
     bench.post(channel, node.data if channel == DATA else node.control, message)
-    started_anew(node, "a: it sent what makes no sense")
+    restarted(node, "a: it sent what makes no sense")
     assert sorted(other.work) == [Span(0, 2), Span(2, 4)]
 
 
@@ -266,12 +266,12 @@ def test_no_message_of_any_node_stops_the_coordinator(data: st.DataObject) -> No
     nodes = working(bench, "a", "b")
     newcomer = ScriptedNode(bench, "c")
     newcomer.enlist()
-    lives = [node.session for node in (*nodes, newcomer)]
+    sessions = [node.session for node in (*nodes, newcomer)]
     current = {"step": 4, "attempt": 1, "adapter_version": 3, "stream": 1, "leaf": 0, "start": 0, "stop": 2}
     for _ in range(data.draw(st.integers(1, 5))):
         message = data.draw(ANY_MESSAGE)
         if "session" in message.__struct_fields__ and data.draw(st.booleans()):
-            message = msgspec.structs.replace(message, session=data.draw(st.sampled_from(lives)))
+            message = msgspec.structs.replace(message, session=data.draw(st.sampled_from(sessions)))
         known = {name: value for name, value in current.items() if name in message.__struct_fields__}
         if known and data.draw(st.booleans()):
             message = msgspec.structs.replace(message, **known)

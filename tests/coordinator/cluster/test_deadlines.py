@@ -1,4 +1,4 @@
-"""How long is waited: for a worker's next sign of work, and before what ended is started again."""
+"""Waiting times: for a worker's next sign of work, and before what ended is started again."""
 
 import pytest
 from hypothesis import given

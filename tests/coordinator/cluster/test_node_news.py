@@ -1,4 +1,4 @@
-"""What the cluster tells of its nodes: a cause and what was done for each change, a pause at both its ends."""
+"""News of the nodes: a cause and what was done for each change, a pause at both its ends."""
 
 from mlxdist.coordinator.cluster.cluster import Cluster
 from mlxdist.coordinator.cluster.events import NodeNews
@@ -41,7 +41,7 @@ def test_a_node_without_work_is_lost_without_leaves() -> None:
     assert told(bench) == [NodeNews("a", "left", "left")]
 
 
-def test_a_worker_that_is_started_anew_is_told_as_what_was_done() -> None:
+def test_a_worker_that_is_restarted_is_told_as_what_was_done() -> None:
     bench = Bench()
     node, _ = working(bench, "a", "b", leaves=4)
     told(bench)

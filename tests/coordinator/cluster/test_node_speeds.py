@@ -1,4 +1,4 @@
-"""How fast the nodes are taken to be: measured by width and link, smoothed, held, and equal when they nearly are."""
+"""Speeds of nodes: measured by width and link, smoothed, held, and equal when they nearly are."""
 
 import math
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxdist.coordinator.schedule.node_speeds import LeafSize, Pacing, Speed, TransferTimes, width_class
+from mlxdist.coordinator.schedule.node_speeds import LeafWork, Pacing, Speed, TransferTimes, width_class
 
 SHORT, LONG = (100, 100), (1000, 1000)  # tokens and width of a leaf
 
@@ -22,7 +22,7 @@ def speed_of(tokens_per_second: float = 0.0, up: float = 0.0, down: float = 0.0)
 
 
 def leaf_seconds(
-    pacing: Pacing, speeds: Mapping[str, Speed], size: LeafSize = SHORT, leaves: int = 4
+    pacing: Pacing, speeds: Mapping[str, Speed], size: LeafWork = SHORT, leaves: int = 4
 ) -> dict[str, float]:
     """Of the first leaf, by node."""
     found = pacing.seconds("gradient", [size] * leaves, speeds)
@@ -156,7 +156,7 @@ def test_estimates_are_held_until_a_nodes_share_moves_by_more_than_a_tenth() -> 
         speeds["b"].leaf("gradient", SHORT, 3.0)
     moved = leaf_seconds(pacing, speeds)
     assert moved["b"] > 2.2
-    assert moved["a"] != first["a"]  # all are taken anew
+    assert moved["a"] != first["a"]  # all are taken again
 
 
 def test_a_link_that_moves_moves_the_split_only_where_it_matters() -> None:

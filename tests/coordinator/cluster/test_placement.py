@@ -1,4 +1,4 @@
-"""Who is given what: every pending leaf to one node, the suspicious ones alone, copies of what is late to the idle."""
+"""Placements: every pending leaf to one node, the suspicious ones alone, copies of late ones to idle nodes."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -33,9 +33,9 @@ def placed(round_: Round, nodes: Sequence[Node]) -> list[Placement]:
     return placements
 
 
-def round_of(leaves: int, *, deaths: dict[int, int] | None = None, nan: dict[int, list[str]] | None = None) -> Round:
+def round_of(leaves: int, *, crashes: dict[int, int] | None = None, nan: dict[int, list[str]] | None = None) -> Round:
     round_ = begin_round(None, request_of(leaves))
-    round_.crashes.update(deaths or {})
+    round_.crashes.update(crashes or {})
     round_.nonfinite.update(nan or {})
     return round_
 
@@ -43,29 +43,29 @@ def round_of(leaves: int, *, deaths: dict[int, int] | None = None, nan: dict[int
 @given(
     leaves=st.integers(1, 16),
     names=st.integers(1, 5),
-    deaths=st.dictionaries(st.integers(0, 15), st.integers(0, 4), max_size=3),
+    crashes=st.dictionaries(st.integers(0, 15), st.integers(0, 4), max_size=3),
     nan=st.dictionaries(st.integers(0, 15), st.just(["a"]), max_size=2),
 )
 def test_every_pending_leaf_is_given_to_one_node_or_stays_pending_and_the_suspicious_ones_are_alone(
-    leaves: int, names: int, deaths: dict[int, int], nan: dict[int, list[str]]
+    leaves: int, names: int, crashes: dict[int, int], nan: dict[int, list[str]]
 ) -> None:
-    round_ = round_of(leaves, deaths=deaths, nan=nan)
+    round_ = round_of(leaves, crashes=crashes, nan=nan)
     placements = placed(round_, nodes_of(*"abcde"[:names]))
     spans = [*(placement.span for placement in placements), *round_.pending]
     assert Counter(leaf for span in spans for leaf in range(span.start, span.stop)) == Counter(range(leaves))
-    marked = {leaf for leaf in range(leaves) if deaths.get(leaf, 0) >= 2 or leaf in nan}
+    marked = {leaf for leaf in range(leaves) if crashes.get(leaf, 0) >= 2 or leaf in nan}
     for placement in placements:
         assert placement.alone == (placement.span.start in marked)
         if placement.alone:
             assert len(placement.span) == 1
             assert [one.node for one in placements].count(placement.node) == 1, "something else with it"
     if marked:
-        assert any(placement.alone for placement in placements), "all wait although somebody is idle"
+        assert any(placement.alone for placement in placements), "all wait although a node is idle"
 
 
-@pytest.mark.parametrize(("deaths", "alone"), [(0, False), (1, False), (2, True), (3, True)])
-def test_a_leaf_goes_alone_after_two_deaths_with_it_in_work(deaths: int, alone: bool) -> None:
-    round_ = round_of(4, deaths={2: deaths})
+@pytest.mark.parametrize(("crashes", "alone"), [(0, False), (1, False), (2, True), (3, True)])
+def test_a_leaf_goes_alone_after_two_crashes_with_it_in_work(crashes: int, alone: bool) -> None:
+    round_ = round_of(4, crashes={2: crashes})
     placements = placed(round_, nodes_of("a", "b"))
     assert any(placement.alone and placement.span == Span(2, 3) for placement in placements) is alone
 
@@ -82,7 +82,7 @@ def test_a_suspicious_leaf_waits_for_a_node_that_is_idle() -> None:
 
 
 def test_a_node_with_a_leaf_alone_is_given_nothing_else() -> None:
-    round_ = round_of(1, deaths={0: 2})
+    round_ = round_of(1, crashes={0: 2})
     nodes = nodes_of("a")
     assert placed(round_, nodes) == [Placement("a", Span(0, 1), alone=True)]
     round_.pending = [Span(0, 1)]  # whatever it may be
@@ -173,7 +173,7 @@ def test_the_first_of_two_results_counts_and_the_second_is_stale() -> None:
 
 
 @pytest.mark.parametrize("blame", [True, False])
-def test_a_death_is_counted_at_the_leaf_in_work_and_only_when_the_leaf_may_be_the_cause(blame: bool) -> None:
+def test_a_crash_is_counted_at_the_leaf_in_work_and_only_when_the_leaf_may_be_the_cause(blame: bool) -> None:
     scheduler = new_cluster().scheduler
     scheduler.begin(request_of(4))
     attempt = scheduler.round.give(1, "a", Span(0, 4))  # type: ignore[union-attr]
@@ -183,7 +183,7 @@ def test_a_death_is_counted_at_the_leaf_in_work_and_only_when_the_leaf_may_be_th
     assert +scheduler.round.crashes == ({2: 1} if blame else {})
 
 
-def test_the_third_death_of_a_leaf_that_was_alone_names_its_rows_and_no_other_death_is_a_failure() -> None:
+def test_the_third_crash_of_a_leaf_that_was_alone_names_its_rows_and_no_other_crash_is_a_failure() -> None:
     scheduler = new_cluster().scheduler
     round_ = scheduler.begin(request_of(4))
     for number, alone in ((1, False), (2, False), (3, False), (4, True)):

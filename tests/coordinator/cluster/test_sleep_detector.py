@@ -1,4 +1,4 @@
-"""A coordinator that slept: what it did not hear then is nobody's silence, and a clock that jumps loses nobody."""
+"""A coordinator that slept does not count the silence of that time, and a clock that jumps loses no node."""
 
 from dataclasses import dataclass, field
 

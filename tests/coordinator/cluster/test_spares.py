@@ -1,4 +1,4 @@
-"""Who is left out of a step, what is said of it, and how it comes back: measured times, a cluster without sockets."""
+"""Nodes that are left out of a step, what is said of it, and how they come back, by measured times."""
 
 from collections.abc import Mapping
 

@@ -15,7 +15,8 @@ from mlxdist.coordinator.cluster.buffers import BufferPool
 from mlxdist.coordinator.cluster.uploads import Uploads
 from mlxdist.coordinator.schedule.assign import NodeSeconds
 from mlxdist.coordinator.schedule.rounds import Request
-from mlxdist.node.link.session import ComputeCanary, ComputeLeaves, LoadModel, Session
+from mlxdist.node.link.jobs import ComputeAssignment, ComputeCanary, LoadModel, Partial
+from mlxdist.node.link.session import Session
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import WireError
@@ -69,29 +70,29 @@ class RacingNode:
     def hear(self) -> None:
         assert self.session is not None
         self.session.handle(*decode(self.down.popleft()))
-        while self.session.work:
-            match self.session.work.popleft():
+        while self.session.jobs:
+            match self.session.jobs.popleft():
                 case LoadModel():
                     self.session.say(introduction(self.session.id))
                 case ComputeCanary():
                     self.session.say(m.CanaryAnswer(self.session.id, CANARY))
-                case ComputeLeaves() as work:
-                    for span in subtrees(work.task.total, Span(work.task.start, work.task.stop)):
-                        self.jobs.append(lambda span=span, work=work: self.compute(work, span))  # type: ignore[misc]
+                case ComputeAssignment() as job:
+                    for span in subtrees(job.assignment.total, Span(job.assignment.start, job.assignment.stop)):
+                        self.jobs.append(lambda span=span, job=job: self.compute(job, span))  # type: ignore[misc]
         self.flush()
 
-    def compute(self, work: ComputeLeaves, span: Span) -> None:
+    def compute(self, job: ComputeAssignment, span: Span) -> None:
         assert self.session is not None
         self.lowest = span.start
-        task = work.task
+        task = job.assignment
 
         def one(leaf: int) -> Vector:
             assert self.session is not None
             answer = m.LeafAnswer(self.session.id, task.step, task.attempt, task.adapter_version, leaf, 1, 1.0, 0)
             self.session.say(answer, np.float32([leaf]).tobytes())
-            return gradient_of(leaf, work.adapter)
+            return gradient_of(leaf, job.adapter)
 
-        self.session.offer_partial(task, span, fold_span(span, one, add))
+        self.session.deliver(Partial(task, span, fold_span(span, one, add)))
         self.flush()
 
 

@@ -71,7 +71,7 @@ def test_adapter_and_model_are_counted_from_headers_as_they_are_loaded(tmp_path:
         folder = llama_folder(tmp_path / name, mixed=mixed)
         for lora in (LoraConfig(rank=8), LoraConfig(rank=8, num_layers=1, target_modules=("q_proj", "mlp.down_proj"))):
             config = replace(config_of(folder), lora=lora)
-            loaded = models.load(run_spec(config), lambda sentence: None)
+            loaded = models.load_with_lora(run_spec(config), lambda sentence: None)
             elements = sum(int(np.prod(tensor.shape)) for tensor in loaded.manifest)
             files = read_model(folder)
             assert adapter_elements(files, lora) == elements

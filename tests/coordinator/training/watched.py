@@ -7,8 +7,9 @@ import numpy as np
 
 from mlxdist.coordinator.report.format import StepReport
 from mlxdist.coordinator.training.state import State
-from mlxdist.node.link.session import ComputeLeaves, Session, Work
-from mlxdist.node.work.engine import Engine, Offer, Say
+from mlxdist.node.link.jobs import ComputeAssignment, Job, Results
+from mlxdist.node.work.engine import Engine
+from mlxdist.protocol import messages as m
 from mlxdist.protocol.methods import METHODS
 from tests.coordinator.training.silent import Silent
 
@@ -18,26 +19,26 @@ class Watched(Engine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked: list[ComputeLeaves] = []
+        self.asked: list[ComputeAssignment] = []
 
-    def perform(self, work: Work, session: Session, say: Say, offer: Offer) -> None:
-        if isinstance(work, ComputeLeaves):
-            self.asked.append(work)
-        super().perform(work, session, say, offer)
+    def perform(self, job: Job, session: m.SessionId, progress: Callable[[str], None]) -> Results:
+        if isinstance(job, ComputeAssignment):
+            self.asked.append(job)
+        return super().perform(job, session, progress)
 
 
 def leaves_without_reference(engines: Sequence[Watched], verb: str = "gradient") -> dict[int, int]:
     """Step -> the leaves for which the workers were asked to compute the reference."""
     found: dict[int, int] = {}
     for engine in engines:
-        for work in engine.asked:
-            if work.task.verb != verb:
+        for job in engine.asked:
+            if job.assignment.verb != verb:
                 continue
             names = {name for spec in METHODS.values() for name in spec.reference}
-            asked = [any(np.isnan(leaf.get(name, ())).any() for name in names) for leaf in work.row_inputs]
+            asked = [any(np.isnan(leaf.get(name, ())).any() for name in names) for leaf in job.row_inputs]
             if verb == "score":
-                asked = ["reference" in work.task.parameters] * len(work.leaves)
-            found[work.task.step] = found.get(work.task.step, 0) + sum(asked)
+                asked = ["reference" in job.assignment.parameters] * len(job.leaves)
+            found[job.assignment.step] = found.get(job.assignment.step, 0) + sum(asked)
     return found
 
 

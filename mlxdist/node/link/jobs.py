@@ -1,0 +1,60 @@
+"""The jobs of a worker, and the results of a job."""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+from mlxdist.protocol import messages as m
+from mlxdist.protocol.leaves import Leaf
+from mlxdist.protocol.tree import Span
+from mlxdist.protocol.vectors import Vector
+from mlxdist.protocol.wire import Buffer
+
+RowInputs = dict[str, tuple[float, ...]]  # per-row inputs of the loss, by name
+
+
+@dataclass(frozen=True)
+class LoadModel:
+    """The job to load the model of a run."""
+
+    spec: m.RunSpec
+
+
+@dataclass(frozen=True)
+class ComputeCanary:
+    """The job to compute the canary leaf."""
+
+
+@dataclass(frozen=True)
+class ComputeAssignment:
+    """The job to compute one assignment, of which everything has arrived."""
+
+    assignment: m.Assignment
+    leaves: tuple[Leaf, ...]
+    row_inputs: tuple[RowInputs, ...]  # by leaf
+    adapter: Vector
+    reference: Vector | None  # the reference's adapter; None: the base
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The job to end: the coordinator has shut down, or rejected this node."""
+
+    reason: str
+    refused: bool
+
+
+Job = LoadModel | ComputeCanary | ComputeAssignment | Finish
+
+
+@dataclass(frozen=True)
+class Partial:
+    """The sum over one subtree of an assignment. One that grows is a result again each time, until it is whole."""
+
+    assignment: m.Assignment
+    span: Span
+    vector: Vector
+    ready: int | None = None  # elements, from the first on, that are final; None: all, and the partial counts
+
+
+Result = tuple[m.Message, Buffer] | Partial  # of a job: a message with its payload, or a partial
+Results = Generator[Result, None, None]
