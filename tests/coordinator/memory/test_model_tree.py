@@ -37,7 +37,7 @@ def folder_of(path: Path, architecture: str, tensors: dict[str, Any] | None = No
 
 def loaded_by_a_node(folder: Path, lora: LoraConfig) -> models.LoadedModel:
     config = RunConfig(model=str(folder), output=folder, data=DataConfig(path="x"), lora=lora)
-    return models.load(run_spec(config), lambda sentence: None)
+    return models.load_with_lora(run_spec(config), lambda sentence: None)
 
 
 @pytest.mark.parametrize("lora", [LORA, ALL, replace(ALL, num_layers=1)], ids=["default", "all", "last"])
