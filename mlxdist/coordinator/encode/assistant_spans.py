@@ -151,15 +151,30 @@ def _behind_words(whole: Conversation, place: int, start: int) -> int | None:
 
     A template may repeat a function's name in the tool's answer: such words say nothing.
     """
+    loose = None
     for other in _rewordings(whole, place):
-        behind = len(other.text) - 1 - other.text.rindex(other.word)
-        if common_suffix(whole.text[start:], other.text[start:]) != behind:
-            continue
-        end = len(whole.text) - behind
+        behind = other.text.rpartition(other.word)[2]
         shut = whole.with_turn(place, other.message, place + 1) or ""
         closing = shut.rpartition(other.word)[2] if other.word in shut else ""
-        return end + common_prefix(whole.text[end:], closing)
-    return None
+        closed = _shared_closing(behind, closing)
+        rest = len(behind) - closed  # what follows the turn
+        if common_suffix(whole.text[start:], other.text[start:]) < rest:
+            continue
+        if closed or not closing.strip():
+            return len(whole.text) - rest
+        # nothing closes the turn as it did at the end: the last word may be a repetition behind the turn
+        loose = len(whole.text) - rest if loose is None else loose
+    return loose
+
+
+def _shared_closing(behind: str, closing: str) -> int:
+    """The characters of `behind` that close a turn, where `closing` does so at the end of a conversation.
+
+    The last tag that both begin with may be the next turn's header; it closes the turn where no other tag does.
+    """
+    shared = common_prefix(behind, closing)
+    whole_tags = _before_tag(behind[:shared])
+    return whole_tags if behind[:whole_tags].strip() else shared
 
 
 def _rewordings(whole: Conversation, place: int) -> Iterator[Reworded]:
@@ -184,6 +199,8 @@ def _variants(message: Message, word: str) -> Iterator[Message]:
         for name in (word, None):
             yield {**reworded, "tool_calls": [_reworded_call(call, word, name) for call in calls]}
     yield reworded
+    if calls:  # a template may refuse words in more than one field, and show none but the call's
+        yield {**message, "tool_calls": [_reworded_call(call, word, None) for call in calls]}
     plain = {"role": message["role"], "content": word}
     if plain != reworded:
         yield plain
