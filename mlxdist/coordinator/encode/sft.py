@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlxdist.coordinator.batch.row_store import pack
-from mlxdist.coordinator.encode.assistant_spans import rendered, turn
+from mlxdist.coordinator.encode.assistant_spans import rendered
 from mlxdist.coordinator.encode.boundaries import boundary
 from mlxdist.coordinator.encode.encoding import Draft, Encoded, Encoding
 from mlxdist.coordinator.encode.exchange import exchange_of
+from mlxdist.coordinator.encode.many_turns import turns as turns_of
 from mlxdist.coordinator.encode.messages import Message, filled_text, is_empty_turn, marks_of, messages_of
 from mlxdist.coordinator.encode.remarks import Remark
 from mlxdist.coordinator.encode.row_errors import RowError
@@ -60,7 +61,7 @@ def _draft_messages(
     whole = rendered(messages, encoding.template, encoding.render_kwargs(fields))
     closes = encoding.template.closes(messages)
     places = _masked(messages, marks) if everything else _trained(messages, marks, start, encoding)
-    turns = [turn(whole, place) for place in places]
+    turns = turns_of(whole, places)
     texts = [text for each in turns for text in (each.before, each.through or "")]
     ends_open = messages[-1]["role"] == "assistant" and not closes
 
