@@ -17,6 +17,8 @@ from mlxdist.coordinator.encode.turn_tokens import Span, token_span, with_end_to
 
 Marks = Sequence[bool | None]  # per message: trained, not trained, or as data.train_on says
 
+ALL_MASKED = "every assistant turn is marked not to be trained (weight 0 or train false)"
+
 
 def draft_sft(shape: str, fields: Mapping[str, Any], encoding: Encoding) -> Draft:
     """The texts of one row. Raises RowError."""
@@ -89,7 +91,7 @@ def _trained(messages: Sequence[Message], marks: Marks, start: int, encoding: En
         raise RowError('no assistant turn to train on (data.train_on = "everything" trains on every token)')
     unmasked = [place for place in places if marks[place] is not False]
     if not unmasked:
-        raise RowError("every assistant turn is marked not to be trained (weight 0 or train false)")
+        raise RowError(ALL_MASKED)
     if encoding.config.data.train_on == "last" and not start:
         unmasked = [place for place in unmasked if marks[place] or place == unmasked[-1]]
     for place in unmasked:
@@ -99,8 +101,12 @@ def _trained(messages: Sequence[Message], marks: Marks, start: int, encoding: En
 
 
 def _masked(messages: Sequence[Message], marks: Marks) -> list[int]:
-    """The places of the assistant turns that are marked not to be trained."""
-    return [place for place, mark in enumerate(marks) if mark is False and messages[place]["role"] == "assistant"]
+    """The assistant turns that are marked not to be trained. Raises RowError where that is all of them."""
+    places = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+    masked = [place for place in places if marks[place] is False]
+    if masked and masked == places:
+        raise RowError(ALL_MASKED)
+    return masked
 
 
 def _mark_remarks(messages: Sequence[Message], marks: Marks) -> list[Remark]:
