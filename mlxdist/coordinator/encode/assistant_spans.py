@@ -91,7 +91,8 @@ def own_words(whole: Conversation, place: int, least: int = 0) -> int:
 
 def _start(whole: Conversation, place: int) -> tuple[str, int]:
     if place == 0:
-        return "", 0
+        start = _first_start(whole)
+        return whole.text[:start], start
     prompt = whole.part(place, prompt=True)
     if prompt and whole.text.startswith(prompt):
         return prompt, len(prompt)
@@ -122,12 +123,27 @@ def _after_header(whole: Conversation, place: int, prompt: str) -> int:
     header = prompt[len(before) :]
     if not header:  # the template writes no header
         return nearest
+    return _behind(whole.text, header, nearest, own) or own
+
+
+def _first_start(whole: Conversation) -> int:
+    """The end of the header of a turn that opens the conversation: a template may write a system turn before it.
+
+    It is the header that a generation prompt has behind the turn; 0 where none such stands before the turn's words.
+    """
+    closed, prompt = whole.part(1), whole.part(1, prompt=True)
+    header = prompt[common_prefix(closed, prompt) :] if closed else ""
+    return _behind(whole.text, header, 0, own_words(whole, 0)) or 0
+
+
+def _behind(text: str, header: str, start: int, end: int) -> int | None:
+    """The end of the last `header` in a part of `text`, or of what is left of it without its last tags."""
     while header:
-        at = whole.text.rfind(header, nearest, own)
+        at = text.rfind(header, start, end)
         if at >= 0:
             return at + len(header)
         header = header[: max(header.rfind("<"), 0)]
-    return own
+    return None
 
 
 def _end(whole: Conversation, place: int, start: int) -> int:

@@ -138,7 +138,7 @@ def _message(value: object, field: str) -> Message:
         message["tool_calls"] = calls_of(message["tool_calls"], f"{field}.tool_calls")
     else:  # an empty list is no call; some templates would open a block for it
         message.pop("tool_calls", None)
-    content = message.get("content", "" if "tool_calls" in message else None)
+    content = message.get("content", "" if message.keys() & {"tool_calls", *REASONING} else None)
     if content is None:
         raise RowError(f"{field}.content is missing")
     if isinstance(content, list):

@@ -100,3 +100,13 @@ def test_a_turn_that_the_template_leaves_out_is_refused_not_guessed() -> None:
 
     with pytest.raises(RowError, match="leaves out turn 2"):
         turn_text(FOUR, 1, first_two)
+
+
+def test_a_turn_that_opens_the_conversation_is_found_behind_what_the_template_writes_before_it() -> None:
+    def with_system(messages: list[dict[str, Any]], *, tokenize: bool, add_generation_prompt: bool) -> str:
+        front = "" if messages[0]["role"] == "system" else "<system>You are kind.</>"
+        return front + toy_template(messages, tokenize=tokenize, add_generation_prompt=add_generation_prompt)
+
+    for template in (with_system, toy_template):
+        assert turn_text([says("assistant", "hello")], 0, template) == "hello</>"
+        assert turn_text([says("assistant", "hello"), *FOUR], 0, template) == "hello</>"

@@ -98,6 +98,15 @@ def test_last_trains_the_last_turn_of_the_assistant_also_before_a_tools_result(n
     assert pieces == expected(name, whole, 1)
 
 
+@pytest.mark.parametrize("name", sorted(FAMILIES.keys() - {"mistral", "drops system"}))  # these write no header
+def test_a_turn_that_opens_the_conversation_is_trained_without_its_header(name: str) -> None:
+    hello = {"role": "assistant", "content": "Hello."}
+    pieces, whole, _ = read(name, {"messages": [hello, MORE, DONE]}, train_on="all")
+    assert pieces == expected(name, whole, 2)
+    pieces, whole, _ = read(name, {"messages": [hello]})
+    assert pieces == expected(name, whole, 1)
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_tools_that_stand_before_the_last_user_turn_move_no_earlier_turn(name: str) -> None:
     messages = CONVERSATIONS["calls of several rounds"]
@@ -117,7 +126,7 @@ def test_calls_are_given_as_the_template_wants_them() -> None:
 
 words = st.sampled_from(["12", "ab c", "a", "Paris.", "a < b", "12 C", "f", "x\n\ny", "Ж", "{}", "get f(x)"])
 calls = st.lists(st.sampled_from(["f", "get", "ab"]), min_size=1, max_size=2)
-arguments = st.sampled_from([{}, {"n": 1}, {"a": ["x"]}, {"a": {"b": True}}, {"a": "x", "n": 0.5}])
+arguments = st.sampled_from([{}, {"n": 1}, {"a": {"b": True}}, {"a": "x", "n": 0.5}])
 answers = st.one_of(
     st.builds(lambda text: {"role": "assistant", "content": text}, words),
     st.builds(lambda text, why: {"role": "assistant", "content": text, "reasoning_content": why}, words, words),
