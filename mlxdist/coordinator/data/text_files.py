@@ -11,6 +11,7 @@ from mlxdist.coordinator.data.records import Record
 from mlxdist.protocol.errors import DataError
 
 _BOM = b"\xef\xbb\xbf"
+_SEPARATORS = {";": "semicolons", "\t": "tabs"}  # as spreadsheets write CSV in some languages
 _SPACE = re.compile(r"\s*")
 _START = 256  # bytes of a file that are looked at for its encoding
 
@@ -78,6 +79,11 @@ def read_csv(path: Path) -> Iterator[Record]:
         header = next(rows, [])
         if len(set(header)) != len(header):
             raise DataError(f"{path.name}:1: the header names a column twice: {', '.join(header)}")
+        other = next((name for mark, name in _SEPARATORS.items() if mark in "".join(header)), "")
+        if len(header) == 1 and other:
+            raise DataError(
+                f"{path.name}:1: the cells are separated by {other}; save the file with commas between them"
+            )
         before, done = rows.line_num, 0
         try:
             for cells in rows:

@@ -127,13 +127,15 @@ def _after_header(whole: Conversation, place: int, prompt: str) -> int:
 
 
 def _first_start(whole: Conversation) -> int:
-    """The end of the header of a turn that opens the conversation: a template may write a system turn before it.
+    """The start of a turn that opens the conversation: 0, but behind its header where a template writes a text first.
 
-    It is the header that a generation prompt has behind the turn; 0 where none such stands before the turn's words.
+    Such a text is a system turn of the template's own. The header is what a generation prompt has behind the turn.
     """
     closed, prompt = whole.part(1), whole.part(1, prompt=True)
     header = prompt[common_prefix(closed, prompt) :] if closed else ""
-    return _behind(whole.text, header, 0, own_words(whole, 0)) or 0
+    start = _behind(whole.text, header, 0, own_words(whole, 0)) or 0
+    first = whole.text[: max(start - len(header), 0)].rpartition("<")[0]  # a single tag, such as a BOS, is no text
+    return start if first.strip() else 0
 
 
 def _behind(text: str, header: str, start: int, end: int) -> int | None:

@@ -132,7 +132,7 @@ def _message(value: object, field: str) -> Message:
         raise RowError(f"{field}.role is empty")
     if message["role"] == "function":  # with function_call, OpenAI's older form of a call and its answer
         message["role"] = "tool"
-    if message.get("function_call") and not message.get("tool_calls"):
+    if message.get("function_call") and not message.get("tool_calls") and not message.get("content"):
         message["tool_calls"] = call_turn(message.pop("function_call"), f"{field}.function_call")["tool_calls"]
     elif message.get("tool_calls"):
         message["tool_calls"] = calls_of(message["tool_calls"], f"{field}.tool_calls")

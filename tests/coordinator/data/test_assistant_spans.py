@@ -107,6 +107,6 @@ def test_a_turn_that_opens_the_conversation_is_found_behind_what_the_template_wr
         front = "" if messages[0]["role"] == "system" else "<system>You are kind.</>"
         return front + toy_template(messages, tokenize=tokenize, add_generation_prompt=add_generation_prompt)
 
-    for template in (with_system, toy_template):
-        assert turn_text([says("assistant", "hello")], 0, template) == "hello</>"
-        assert turn_text([says("assistant", "hello"), *FOUR], 0, template) == "hello</>"
+    for template, shown in ((with_system, "hello</>"), (toy_template, "<assistant>hello</>")):
+        assert turn_text([says("assistant", "hello")], 0, template) == shown
+        assert turn_text([says("assistant", "hello"), *FOUR], 0, template) == shown

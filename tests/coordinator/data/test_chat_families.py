@@ -28,9 +28,9 @@ def call(*names: str, arguments: Any = None, **fields: Any) -> dict[str, Any]:
 RESULT = {"role": "tool", "content": "12 C", "tool_call_id": "c"}
 
 
-def read(name: str, row: Any, **values: Any) -> tuple[list[str], str, list[str]]:
+def read(name: str, row: Any, template: Any = None, **values: Any) -> tuple[list[str], str, list[str]]:
     """The trained pieces of a row, its whole text, and what is said of it."""
-    encoding = toy_encoding(toy_config("rows", **values), TOKENIZER, TEMPLATES[name])
+    encoding = toy_encoding(toy_config("rows", **values), TOKENIZER, template or TEMPLATES[name])
     draft = draft_sft("messages", row, encoding)
     (made,) = draft.finish(TOKENIZER.encode_batch(draft.texts))
     ids, targets = (array.tolist() for array in (lambda row: (row.ids, row.targets))(unpack(0, made.parts[0])))
@@ -99,12 +99,13 @@ def test_last_trains_the_last_turn_of_the_assistant_also_before_a_tools_result(n
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES.keys() - {"mistral", "drops system"}))  # these write no header
-def test_a_turn_that_opens_the_conversation_is_trained_without_its_header(name: str) -> None:
-    hello = {"role": "assistant", "content": "Hello."}
-    pieces, whole, _ = read(name, {"messages": [hello, MORE, DONE]}, train_on="all")
-    assert pieces == expected(name, whole, 2)
-    pieces, whole, _ = read(name, {"messages": [hello]})
-    assert pieces == expected(name, whole, 1)
+def test_a_turn_that_opens_the_conversation_is_trained_without_a_system_of_the_templates_own(name: str) -> None:
+    front = "<|im_start|>system\nYou are kind.<|im_end|>\n"
+    source = "{% if messages[0].role != 'system' %}" + front + "{% endif %}" + FAMILIES[name].source
+    for messages in ([{**DONE, "content": "Hello."}, MORE, DONE], [{**DONE, "content": "Hello."}]):
+        pieces, whole, _ = read(name, {"messages": messages}, jinja(source), train_on="all")
+        assert whole.startswith(front.strip())
+        assert pieces == expected(name, whole, len(messages[::2]))
 
 
 @pytest.mark.parametrize("name", FAMILIES)

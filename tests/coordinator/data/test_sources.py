@@ -277,3 +277,10 @@ def test_one_file_of_a_split_of_several_is_refused(tmp_path: Path, name: str) ->
     (tmp_path / f"{name}-00001-of-00002.jsonl").write_text('{"text": "t"}')
     with pytest.raises(DataError, match=f"{name}-00001-of-00002.jsonl is one of 2 files, and there is no number 00000"):
         find(str(tmp_path))
+
+
+@pytest.mark.parametrize(("mark", "name"), [(";", "semicolons"), ("\t", "tabs")])
+def test_csv_with_another_separator_is_refused_with_its_name(tmp_path: Path, mark: str, name: str) -> None:
+    (tmp_path / "train.csv").write_text(f"prompt{mark}completion\na{mark}b\n")
+    with pytest.raises(DataError, match=rf"train\.csv:1: the cells are separated by {name}; save the file with commas"):
+        list(find(str(tmp_path)).train.records())
