@@ -19,7 +19,7 @@ from mlxdist.coordinator.storage.run_folder import RunFolder
 from mlxdist.coordinator.train import Run, train
 from mlxdist.coordinator.training.adamw import FIRST, SECOND, no_moments
 from mlxdist.coordinator.training.initial_adapter import draw
-from mlxdist.coordinator.training.resume import continued, earlier_sessions
+from mlxdist.coordinator.training.resume import continued, earlier_sessions, recorded_seconds
 from mlxdist.coordinator.training.saver import Saver
 from mlxdist.coordinator.training.state import Best, State, identity_of
 from mlxdist.coordinator.training.validation import Evaluation, Validation
@@ -31,7 +31,7 @@ from tests.laws.model_folder import VOCABULARY
 pytestmark = pytest.mark.slow
 
 STEPS = 8
-TOLD = ("event", "step", "loss", "grad_norm", "learning_rate", "tokens", "metrics", "best", "path")
+TOLD = ("event", "step", "loss", "grad_norm", "learning_rate", "elapsed_seconds", "tokens", "metrics", "best", "path")
 
 
 class Dark:
@@ -74,6 +74,31 @@ class InterruptedReporter(Reporter):
         super().step(report)
 
 
+class LastSaver(Saver):
+    """A coordinator that is killed before it saves a state after step `at`; every step until then is told."""
+
+    at: int = 0
+
+    def save_if_due(self, state: State, last: bool) -> None:
+        if state.step <= self.at:
+            super().save_if_due(state, last)
+
+
+SAVERS: dict[str, type[Saver]] = {"save": InterruptedSaver, "kill": LastSaver}
+
+
+def pace(seed: int | None) -> Callable[[], float]:
+    """A clock whose readings are a second apart, or for a seed some random time."""
+    random, now = np.random.default_rng(seed), 0.0
+
+    def read() -> float:
+        nonlocal now
+        now += 1.0 if seed is None else float(random.uniform(0.3, 2.0))
+        return now
+
+    return read
+
+
 @pytest.fixture(scope="module")
 def engines() -> list[Engine]:
     return [Engine(), Engine()]
@@ -93,6 +118,8 @@ class Sessions:
     engines: Sequence[Engine]
     folder: Path
     early_stop_evals: int = 0
+    max_hours: float | None = None  # in place of STEPS
+    seed: int | None = None  # of the clock
 
     @property
     def config(self) -> RunConfig:
@@ -104,10 +131,11 @@ class Sessions:
             batch=BatchConfig(size=3, grad_accum_steps=2, micro_size=2, max_length=32),
             lora=LoraConfig(rank=4, dropout=0.3),
             train=TrainConfig(
-                steps=STEPS,
+                steps=STEPS if self.max_hours is None else None,
+                max_hours=self.max_hours,
                 learning_rate=3e-2,
                 schedule="cosine",
-                warmup_steps=3,
+                warmup_steps=3 if self.max_hours is None else "auto",
                 eval_every=2,
                 eval_rows="all",
                 save_every=1,
@@ -118,7 +146,7 @@ class Sessions:
     def session(
         self, *, interrupt: str = "", at: int = 0, nodes: int = 1, plant: Callable[[State], State] = lambda state: state
     ) -> State:
-        """One session from the saved state on. `interrupt`: "save" | "evaluation" | "report", in step `at`."""
+        """One session from the saved state on. `interrupt`: "save" | "evaluation" | "report" | "kill", in step `at`."""
         config, run = self.config, RunFolder(self.folder)
         for folder in (run.state, run.checkpoints):
             folder.mkdir(parents=True, exist_ok=True)
@@ -136,19 +164,21 @@ class Sessions:
                 state = State(vector, no_moments(len(vector)), method.unknown_references())
             else:
                 state = plant(continued(earlier, run, identity, method.unknown_references()))
+            recorded = recorded_seconds(run, state.step)
             report.resume_after(state.step)
             fleet.send_adapter(state.step, state.adapter)
             fleet.wait_for_nodes(nodes, nodes, 0.0)
-            saver = (InterruptedSaver if interrupt == "save" else Saver)(run, config, manifest, identity, report)
+            saver = SAVERS.get(interrupt, Saver)(run, config, manifest, identity, report)
             validation = (InterruptedValidation if interrupt == "evaluation" else Validation)(
                 config, method, len(valid), report
             )
             for one in (report, saver, validation):
                 if hasattr(one, "at"):
                     one.at = at
-            ticks = iter(range(1_000_000))
-            loop = Run(config, method, data, validation, STEPS, fleet, report, saver, clock=lambda: float(next(ticks)))
-            if not interrupt:
+            loop = Run(
+                config, method, data, validation, config.train.steps, fleet, report, saver, pace(self.seed), recorded
+            )
+            if interrupt in ("", "kill"):
                 return train(loop, state)
             with pytest.raises(KeyboardInterrupt):
                 train(loop, state)
@@ -193,7 +223,8 @@ def same(one: State, other: State) -> bool:
     pairs = [(one.adapter, other.adapter)]
     pairs += [(vector, other.moments.vectors[name]) for name, vector in one.moments.vectors.items()]
     bits = all(left.tobytes() == right.tobytes() for left, right in pairs)
-    return bits and (one.step, one.best, one.eval_rows) == (other.step, other.best, other.eval_rows)
+    values = [(state.step, state.best, state.eval_rows, state.elapsed_seconds) for state in (one, other)]
+    return bits and values[0] == values[1]
 
 
 @pytest.mark.parametrize("at", [1, 2, 5, STEPS - 1])
@@ -235,6 +266,55 @@ def test_the_evaluations_without_a_better_one_are_counted_over_all_sessions(brok
         broken.session(interrupt="save", at=at)
     assert same(broken.session(), expected)
     assert broken.told() == told
+
+
+# ---- a run whose length is given in hours
+
+HOURS = 20 / 3600  # of seconds that the clock of these tests counts
+
+
+@pytest.mark.parametrize("saved", [0, 1, 5])
+def test_steps_that_are_done_again_have_the_recorded_learning_rates_on_any_clock_and_any_number_of_nodes(
+    saved: int, broken: Sessions
+) -> None:
+    broken.max_hours, broken.seed = HOURS, 1
+    expected = broken.session(interrupt="kill", at=saved)
+    told = broken.told()
+    rates = [event["learning_rate"] for event in told if event["event"] == "train"]
+    assert len(set(rates)) == len(rates) > saved + 3, "each step was to have a learning rate of its own"
+    broken.seed = 2
+    assert same(broken.session(nodes=2), expected)
+    assert broken.told() == told
+
+
+@pytest.mark.parametrize("at", [1, 4])
+def test_hours_count_over_all_sessions_and_the_next_learning_rate_is_that_of_the_unbroken_run(
+    at: int, broken: Sessions, tmp_path: Path
+) -> None:
+    broken.max_hours = HOURS
+    unbroken = replace(broken, folder=tmp_path / "unbroken")
+    expected = unbroken.session()
+    assert HOURS * 3600 <= expected.elapsed_seconds < HOURS * 3600 + 2
+    broken.session(interrupt="save", at=at)
+    assert same(broken.session(nodes=2), expected)
+    assert broken.told() == unbroken.told()
+
+
+def test_a_run_whose_hours_are_over_takes_no_further_step_and_goes_on_with_more(broken: Sessions) -> None:
+    broken.max_hours = HOURS
+    ended, told = broken.session(), broken.told()
+    assert same(broken.session(), ended)
+    assert broken.told() == told
+    broken.max_hours = 2 * HOURS
+    assert broken.session().elapsed_seconds >= 2 * HOURS * 3600
+    assert broken.told()[: len(told)] == told
+
+
+def test_the_law_finds_hours_that_are_not_continued(broken: Sessions, tmp_path: Path) -> None:
+    broken.max_hours = HOURS
+    expected = replace(broken, folder=tmp_path / "unbroken").session()
+    broken.session(interrupt="save", at=4)
+    assert not same(broken.session(plant=lambda state: replace(state, elapsed_seconds=0.0)), expected)
 
 
 def shifted(state: State) -> State:

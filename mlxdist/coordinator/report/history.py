@@ -31,6 +31,7 @@ class History:
     step_times: Mapping[int, StepTime] = field(default_factory=dict)  # by step
     redone: Redone = field(default_factory=Redone)
     pauses: Mapping[int, float] = field(default_factory=dict)  # seconds in evaluations, by step
+    elapsed: Mapping[int, float] = field(default_factory=dict)  # seconds of training up to the end of a step, by step
 
 
 def read_history(path: Path) -> History:
@@ -40,6 +41,7 @@ def read_history(path: Path) -> History:
     best: BestVal | None = None
     times: dict[int, StepTime] = {}
     pauses: dict[int, float] = {}
+    elapsed: dict[int, float] = {}
     wall, peak, redone = 0.0, None, Redone()
     for _, event in _events(path):
         wall = max(wall, event.get("wall_seconds") or 0.0)
@@ -47,6 +49,8 @@ def read_history(path: Path) -> History:
         if kind == "train":
             train[step] = event["loss"]
             times[step] = _step_time(event)
+            if event.get("elapsed_seconds") is not None:
+                elapsed[step] = event["elapsed_seconds"]
             gb = event.get("peak_gb")
             peak = gb if peak is None else max(peak, gb or 0.0)
         elif kind == "val":
@@ -60,7 +64,7 @@ def read_history(path: Path) -> History:
                 redone.seconds + event["seconds_lost"],
                 redone.leaves + event["leaves_recomputed"],
             )
-    return History(train, vals, best, wall, peak, times, redone, pauses)
+    return History(train, vals, best, wall, peak, times, redone, pauses, elapsed)
 
 
 def _step_time(event: Mapping[str, Any]) -> StepTime:

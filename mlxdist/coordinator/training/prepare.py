@@ -1,5 +1,6 @@
 """A run before its nodes start: the rows are read, the settings fitted to the machines, a resumed run is checked."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mlxdist.coordinator.batch.batch_order import total_steps
@@ -11,7 +12,14 @@ from mlxdist.coordinator.memory.fit import fit, kept_settings, this_machine
 from mlxdist.coordinator.memory.node_memory import NodeMemory
 from mlxdist.coordinator.report.reporter import Reporter
 from mlxdist.coordinator.storage.run_folder import RunFolder
-from mlxdist.coordinator.training.resume import Earlier, check_same_bits, earlier_sessions, resume_notes
+from mlxdist.coordinator.training.resume import (
+    Earlier,
+    check_same_bits,
+    earlier_sessions,
+    recorded_seconds,
+    resume_notes,
+    seam_notes,
+)
 from mlxdist.protocol.messages import RunSpec
 
 
@@ -25,6 +33,7 @@ class Prepared:
     total_steps: int | None  # None where only the time is limited
     memory: NodeMemory  # what a node must hold
     earlier: Earlier | None  # what a resumed run goes on from
+    recorded_seconds: Mapping[int, float]  # by step, of the steps that a resumed run does again
     data_notes: tuple[str, ...]  # what the person should know of the rows, and of settings that a resumed run changes
     memory_notes: tuple[str, ...]
 
@@ -45,6 +54,7 @@ def prepare(config: RunConfig, hosts: Hosts, folder: RunFolder, report: Reporter
     if earlier is not None:
         config = kept_settings(folder, config)
         notes = resume_notes(folder, config, dataset.digest)
+        notes += seam_notes(folder, config, len(dataset.train), earlier.state)
     elif resume:
         notes = ["the run had ended before anything was saved, and starts again at its first step"]
     rows = [each for each in (dataset.train, dataset.valid) if each is not None]
@@ -59,6 +69,7 @@ def prepare(config: RunConfig, hosts: Hosts, folder: RunFolder, report: Reporter
         total_steps=total_steps(config.train, len(dataset.train), config.batch, config.method),
         memory=fitted.memory,
         earlier=earlier,
+        recorded_seconds=recorded_seconds(folder, earlier.state.step if earlier is not None else 0) if resume else {},
         data_notes=(*notes, *dataset.notes),
         memory_notes=fitted.notes,
     )

@@ -5,18 +5,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mlxdist.coordinator.batch.batch_order import total_steps
 from mlxdist.coordinator.config.keys import flat
 from mlxdist.coordinator.config.schema import RunConfig, as_json
 from mlxdist.coordinator.methods.reference_logps import References, unknown
+from mlxdist.coordinator.report.history import read_history
 from mlxdist.coordinator.storage.run_folder import RunFolder
-from mlxdist.coordinator.training.state import FILE, Best, State, load_state
+from mlxdist.coordinator.training.schedule import schedule_phrase, step_learning_rate
+from mlxdist.coordinator.training.state import FILE, Best, State, is_over, load_state
 from mlxdist.protocol.errors import UserError
 
 # Keys that change how long a run is, what it says and what it keeps, but not what a step means. The data and the model
 # are compared by what was read from them, so that they may have moved.
 FREE = ("model", "output", "data.", "timing.")
+LENGTHS = ("steps", "epochs", "max_hours")
 FREE_OF_TRAIN = (
-    *("steps", "epochs", "max_hours", "report_every", "eval_every", "eval_rows", "save_every", "keep_checkpoints"),
+    *(*LENGTHS, "report_every", "eval_every", "eval_rows", "save_every", "keep_checkpoints"),
     *("best_by", "early_stop_evals", "report_memory", "audit"),
 )
 
@@ -39,16 +43,19 @@ def earlier_sessions(folder: RunFolder) -> Earlier | None:
     return Earlier(*load_state(folder))
 
 
+def recorded_seconds(folder: RunFolder, after: int) -> dict[int, float]:
+    """Returns the training time that was told after each step behind the saved step `after`: these are done again."""
+    told = read_history(folder.metrics_jsonl).elapsed
+    return {step: seconds for step, seconds in told.items() if step > after}
+
+
 def resume_notes(folder: RunFolder, config: RunConfig, data_digest: str) -> list[str]:
     """Returns the differences from the configuration in `config.json`, as sentences for the person.
 
     Raises UserError when a difference changes the meaning of a step, naming every such key with both values, or when
     the training rows differ.
     """
-    try:
-        before: dict[str, Any] = json.loads(folder.config.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{folder.config} cannot be read ({error}), and --resume needs it. Restore the file.") from None
+    before = config_before(folder)
     changed = list(differences(before, as_json(config)))
     meaning = [f"{key} was {old}, is {new}" for key, old, new in changed if not is_free(key)]
     if before.get("data_digest", data_digest) != data_digest:
@@ -59,6 +66,36 @@ def resume_notes(folder: RunFolder, config: RunConfig, data_digest: str) -> list
             "Restore the old values, or start a new run from its adapter with lora.init_adapter."
         )
     return [f"resumed with another setting: {key} was {old}, is {new}" for key, old, new in changed if key != "output"]
+
+
+def seam_notes(folder: RunFolder, config: RunConfig, rows: int, state: State) -> Iterator[str]:
+    """Yields the learning rate of the next step with this length of the run and with the one in `config.json`.
+
+    Nothing where the length is the same, or no step is left. `rows`: the training rows. Raises UserError as
+    `resume_notes`.
+    """
+    before, now = config_before(folder)["train"], config.train
+    earlier = replace(now, **{key: before.get(key) for key in LENGTHS})
+    steps = total_steps(now, rows, config.batch, config.method)
+    if earlier == now or is_over(now, steps, state):
+        return
+    steps_before = total_steps(earlier, rows, config.batch, config.method)
+    rate = step_learning_rate(now, state.step + 1, steps, state.elapsed_seconds)
+    rate_before = step_learning_rate(earlier, state.step + 1, steps_before, state.elapsed_seconds)
+    yield (
+        f"the run has another length: the learning rate of step {state.step + 1} is {rate:.4g} "
+        f"({schedule_phrase(now, steps)}), with the earlier length it would be {rate_before:.4g} "
+        f"({schedule_phrase(earlier, steps_before)})"
+    )
+
+
+def config_before(folder: RunFolder) -> dict[str, Any]:
+    """Returns the content of `config.json` from the session before. Raises UserError where it cannot be read."""
+    try:
+        before: dict[str, Any] = json.loads(folder.config.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder.config} cannot be read ({error}), and --resume needs it. Restore the file.") from None
+    return before
 
 
 def check_same_bits(earlier: Earlier, folder: RunFolder, numerics_id: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from safetensors import safe_open
 from safetensors.numpy import save
 
+from mlxdist.coordinator.config.schema import TrainConfig
 from mlxdist.coordinator.methods.reference_logps import References, unknown
 from mlxdist.coordinator.storage.run_folder import RunFolder, write_bytes
 from mlxdist.coordinator.training.moments import Moments
@@ -17,7 +18,7 @@ from mlxdist.protocol.manifest import Manifest, identity
 from mlxdist.protocol.vectors import Vector
 
 FILE = "resume.safetensors"
-VERSION = 2
+VERSION = 3
 ADAPTER, REFERENCES, VALID_REFERENCES = "adapter", "references", "valid_references"  # the rest are moments
 
 
@@ -39,6 +40,7 @@ class State:
     references: References = field(default_factory=lambda: unknown(0, 0, 0))
     best: Best = field(default_factory=Best)
     eval_rows: int = 0  # the number that "auto" stands for; 0 while unknown
+    elapsed_seconds: float = 0.0  # of training up to the end of the last step, over all sessions
 
     @property
     def step(self) -> int:
@@ -46,10 +48,17 @@ class State:
         return self.moments.step
 
 
+def is_over(train: TrainConfig, total_steps: int | None, state: State) -> bool:
+    """Returns true after the last step: all steps are taken, or the hours that the run may train are used."""
+    if total_steps is not None:
+        return state.step >= total_steps
+    return train.max_hours is not None and state.elapsed_seconds >= 3600 * train.max_hours
+
+
 def save_state(run: RunFolder, state: State, identity: Mapping[str, str]) -> None:
     """Writes the state, with the `identity` of `identity_of`. Raises SaveError, and then keeps the old one."""
     about = {"version": VERSION, "step": state.step, "best": asdict(state.best), "eval_rows": state.eval_rows}
-    about |= {"saved_forwards": state.references.saved_forwards, **identity}
+    about |= {"elapsed_seconds": state.elapsed_seconds, "saved_forwards": state.references.saved_forwards, **identity}
     references = state.references
     tensors = {ADAPTER: state.adapter, **state.moments.vectors}
     tensors |= {REFERENCES: references.train, VALID_REFERENCES: references.valid}
@@ -81,7 +90,11 @@ def load_state(run: RunFolder) -> tuple[State, dict[str, Any]]:
         cure = "start the run again, or start from a checkpoint with lora.init_adapter"
         raise UserError(f"{path} cannot be read ({error}); {cure}.") from error
     if about["version"] != VERSION:
-        raise UserError(f"{path} was written by another version of mlxdist (state version {about['version']}).")
+        raise UserError(
+            f"{path} was written by another version of mlxdist (state version {about['version']}, this one has "
+            f"{VERSION}): resume it with that version, or start a new run from a checkpoint with lora.init_adapter."
+        )
     moments = Moments(about["step"], vectors)
     references = References(train, valid, about["saved_forwards"])
-    return State(adapter, moments, references, Best(**about["best"]), about["eval_rows"]), about
+    best, elapsed = Best(**about["best"]), about["elapsed_seconds"]
+    return State(adapter, moments, references, best, about["eval_rows"], elapsed), about
