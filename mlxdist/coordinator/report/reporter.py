@@ -220,13 +220,13 @@ class Reporter:
 
     def done(self, message: str, ending: Ending) -> None:
         """Tells the end of the run: the last event, the cost of failures, and the closing sentence."""
-        self.ended = True
         last = max(self._train_losses, default=0)
         lost = self._lost_time()
         self._tell("done", {"status": ending, "step": last, "message": message, **asdict(lost)})
         if last:
             self._display.say(lost_time_phrase(lost))
         self._display.end(message)
+        self.ended = True
 
     def could_not_save(self, what: str, error: SaveError) -> None:
         """Tells that something could not be written while the run goes on: once for a series of failures."""
