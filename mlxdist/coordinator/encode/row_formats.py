@@ -1,4 +1,4 @@
-"""Which shape a row has, by its keys, and whether the method trains on it."""
+"""The shape of a row, by its keys, and the shapes that a method trains on."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ _OTHER_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Shaping:
-    """What decides how the keys of a row are read."""
+    """The settings by which the keys of a row are read."""
 
     method: str
     columns: Mapping[str, str]  # our name = the name in the file
@@ -86,7 +86,7 @@ def _remedy(fields: Fields, shaping: Shaping) -> str:
 
 
 def _has(fields: Fields, shape: str) -> bool:
-    """Whether every key of `shape` is there; null counts as absent."""
+    """Returns True if every key of `shape` is there; null counts as absent."""
     return all(fields.get(key) is not None for key in SHAPES[shape])
 
 
