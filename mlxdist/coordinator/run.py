@@ -14,12 +14,12 @@ from mlxdist.coordinator.report.reporter import Reporter
 from mlxdist.coordinator.report.summary import Ending
 from mlxdist.coordinator.storage.open_run import open_run
 from mlxdist.coordinator.storage.run_folder import RunFolder
-from mlxdist.coordinator.train import Run, stops_early, train
+from mlxdist.coordinator.train import Run, train
 from mlxdist.coordinator.training.nodes import started_nodes
 from mlxdist.coordinator.training.prepare import Prepared, prepare
 from mlxdist.coordinator.training.saver import Saver
 from mlxdist.coordinator.training.startup import Start, announce, closing_sentences, start
-from mlxdist.coordinator.training.state import State
+from mlxdist.coordinator.training.state import State, stops_early
 from mlxdist.coordinator.training.validation import Validation
 from mlxdist.protocol.errors import MlxdistError, SaveError
 

@@ -7,7 +7,7 @@ Nothing here knows how many nodes there are, or which method it trains.
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 
 from mlxdist.coordinator.batch.batch_order import Step, steps
@@ -50,6 +50,10 @@ class Run:
         """Yields the steps of the run without end: a pure function of the data's lengths and the configuration."""
         return steps(self.rows.lengths.tolist(), self.config.batch, self.config.method)
 
+    def is_over(self, state: State) -> bool:
+        """Returns true when no step is left after `state`."""
+        return is_over(self.config.train, self.total_steps, state)
+
 
 def train(run: Run, state: State) -> State:
     """Takes the steps that are left after `state`, and returns the state after the last one.
@@ -59,12 +63,10 @@ def train(run: Run, state: State) -> State:
     step is half taken then.
     """
     options = run.config.train
-    if is_over(options, run.total_steps, state) or stops_early(
-        options.early_stop_evals, state
-    ):  # resumed after its end
+    if run.is_over(state):  # a resumed run that had come to its end
         return state
     optimizer = optimizer_of(options)
-    ended = run.clock()  # the step before
+    ended = run.clock()
     try:
         for step in islice(run.order(), state.step, run.total_steps):
             step_began = run.clock()
@@ -73,18 +75,14 @@ def train(run: Run, state: State) -> State:
             rate = step_learning_rate(options, step.number, run.total_steps, state.elapsed_seconds)
             adapter, moments = optimizer.update(state.adapter, gradient, state.moments, rate)
             run.fleet.send_adapter(moments.step, adapter)
-            before, ended = ended, run.clock()
-            elapsed = run.recorded_seconds.get(step.number, state.elapsed_seconds + ended - before)
-            stepped = replace(
-                state, adapter=adapter, moments=moments, references=answer.references, elapsed_seconds=elapsed
-            )
+            ended_before, ended = ended, run.clock()
+            elapsed = run.recorded_seconds.get(step.number, state.elapsed_seconds + ended - ended_before)
+            stepped = State(adapter, moments, answer.references, state.best, state.eval_rows, elapsed)
 
             run.report.step(step_report(run, stepped, answer, grad_norm, rate, ended - step_began))
-            last = is_over(options, run.total_steps, stepped)
-            state = evaluated(run, stepped, ended - step_began, last)
-            last = last or stops_early(options.early_stop_evals, state)
-            run.saver.save_if_due(state, last)
-            if last:
+            state = evaluated(run, stepped, ended - step_began, run.is_over(stepped))
+            run.saver.save_if_due(state, run.is_over(state))
+            if run.is_over(state):
                 break
     except KeyboardInterrupt:
         run.saver.save(state)
@@ -131,8 +129,3 @@ def evaluated(run: Run, state: State, step_seconds: float, last: bool) -> State:
     evaluation, state = run.validation.evaluate(run.fleet, state, step_seconds)
     run.saver.checkpoint(state, evaluation)
     return state
-
-
-def stops_early(early_stop_evals: int, state: State) -> bool:
-    """Returns true after so many evaluations without a better one; 0 turns this off."""
-    return 0 < early_stop_evals <= state.best.evals_since

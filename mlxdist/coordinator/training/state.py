@@ -49,10 +49,17 @@ class State:
 
 
 def is_over(train: TrainConfig, total_steps: int | None, state: State) -> bool:
-    """Returns true after the last step: all steps are taken, or the hours that the run may train are used."""
+    """Returns true after the last step: all are taken, the hours are used, or evaluations brought no better one."""
+    if stops_early(train.early_stop_evals, state):
+        return True
     if total_steps is not None:
         return state.step >= total_steps
     return train.max_hours is not None and state.elapsed_seconds >= 3600 * train.max_hours
+
+
+def stops_early(early_stop_evals: int, state: State) -> bool:
+    """Returns true after so many evaluations without a better one; 0 turns this off."""
+    return 0 < early_stop_evals <= state.best.evals_since
 
 
 def save_state(run: RunFolder, state: State, identity: Mapping[str, str]) -> None:
