@@ -4,10 +4,12 @@ import os
 import re
 import resource
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
+import typer.core
 
 from mlxdist import __version__
 from mlxdist.protocol.errors import MlxdistError, UserError
@@ -83,14 +85,35 @@ Changes = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-@app.command()
+class _Launch(typer.core.TyperCommand):
+    """Lets --resume stand alone, for `--resume last`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, resume_with_value(args))
+
+
+def resume_with_value(args: Sequence[str]) -> list[str]:
+    """Returns the arguments with "last" after each --resume that no value follows."""
+    given = list(args)
+    for place in range(len(args) - 1, -1, -1):
+        if args[place] == "--resume" and args[place + 1 : place + 2] not in (["last"], ["previous"]):
+            given.insert(place + 1, "last")
+    return given
+
+
+@app.command(cls=_Launch)
 def launch(
     run: RunFile = None,
     hosts: HostsFile = None,
     nodes: NodeCount = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in its output folder, after its last saved step.")
-    ] = False,
+        Literal["last", "previous"] | None,
+        typer.Option(
+            "--resume",
+            help="Go on with the run in its output folder, after its last saved step. "
+            "--resume previous: from the save before the last, where a damaged file makes that necessary.",
+        ),
+    ] = None,
     set_: Changes = None,
 ) -> None:
     """Train, on this machine or on several.
@@ -107,7 +130,7 @@ def launch(
 
     from mlxdist.coordinator.run import run as train
 
-    sys.exit(train(config, cluster, resume=resume, environ=os.environ))
+    sys.exit(train(config, cluster, resume=resume is not None, previous=resume == "previous", environ=os.environ))
 
 
 @app.command()

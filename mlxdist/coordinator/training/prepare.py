@@ -34,13 +34,15 @@ class Prepared:
         return self.earlier.state.step if self.earlier is not None else 0
 
 
-def prepare(config: RunConfig, hosts: Hosts, folder: RunFolder, report: Reporter, *, resume: bool) -> Prepared:
-    """Reads and checks everything that needs no node.
+def prepare(
+    config: RunConfig, hosts: Hosts, folder: RunFolder, report: Reporter, *, resume: bool, previous: bool = False
+) -> Prepared:
+    """Reads and checks everything that needs no node. `previous`: resumes from the state before the last one.
 
     Raises UserError for data, settings or a machine that do not fit, and for a run that cannot be resumed with them.
     """
+    earlier = earlier_sessions(folder, previous=previous) if resume else None
     dataset = read(config, progress=report.stage)
-    earlier = earlier_sessions(folder) if resume else None
     notes: list[str] = []
     if earlier is not None:
         config = kept_settings(folder, config)

@@ -9,7 +9,7 @@ from mlxdist.coordinator.config.keys import flat
 from mlxdist.coordinator.config.schema import RunConfig, as_json
 from mlxdist.coordinator.methods.reference_logps import References, unknown
 from mlxdist.coordinator.storage.run_folder import RunFolder
-from mlxdist.coordinator.training.state import FILE, Best, State, load_state
+from mlxdist.coordinator.training.state import FILE, PREVIOUS, Best, State, load_state
 from mlxdist.protocol.errors import UserError
 
 # Keys that change how long a run is, what it says and what it keeps, but not what a step means. The data and the model
@@ -29,14 +29,17 @@ class Earlier:
     about: Mapping[str, Any]
 
 
-def earlier_sessions(folder: RunFolder) -> Earlier | None:
+def earlier_sessions(folder: RunFolder, *, previous: bool = False) -> Earlier | None:
     """Returns the last saved state; None where nothing was saved yet, and the run starts at its first step.
 
-    Raises UserError for a state that cannot be read, and for a finished run without one.
+    `previous`: the state saved before the last one.
+
+    Raises UserError for a state that is damaged, for a finished run without one, and where there is no previous one.
     """
-    if not (folder.state / FILE).exists() and not folder.adapters.exists():
+    saved = (folder.state / FILE, folder.state / PREVIOUS, folder.adapters)
+    if not previous and not any(path.exists() for path in saved):
         return None
-    return Earlier(*load_state(folder))
+    return Earlier(*load_state(folder, previous=previous))
 
 
 def resume_notes(folder: RunFolder, config: RunConfig, data_digest: str) -> list[str]:

@@ -1,6 +1,8 @@
 """The settings that a run may be resumed with: its length and its words may change, the meaning of a step never."""
 
+import errno
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +22,16 @@ from mlxdist.coordinator.training.resume import (
     resume_notes,
     validation_changed,
 )
-from mlxdist.coordinator.training.state import Best, State, identity_of, save_state
+from mlxdist.coordinator.training.state import (
+    FILE,
+    PREVIOUS,
+    Best,
+    State,
+    identity_of,
+    load_state,
+    save_state,
+    take_previous,
+)
 from mlxdist.protocol.errors import UserError
 
 DIGEST = "a"
@@ -120,6 +131,66 @@ def test_a_run_that_saved_nothing_starts_at_its_first_step_and_a_finished_one_wi
     assert earlier is not None
     assert earlier.state.step == 7
     assert {key: earlier.about[key] for key in IDENTITY} == IDENTITY
+
+
+# ---- the two generations of the state
+
+
+def saved_twice(folder: RunFolder) -> None:
+    folder.state.mkdir()
+    for step in (6, 7):
+        save_state(folder, replace(STATE, moments=replace(STATE.moments, step=step)), IDENTITY)
+
+
+def steps_of(folder: RunFolder) -> tuple[int, int]:
+    return load_state(folder)[0].step, load_state(folder, previous=True)[0].step
+
+
+@pytest.mark.parametrize("damage", [b"", b"cut", None])
+def test_a_damaged_state_is_refused_with_the_one_before_it_which_is_taken_when_asked_for(
+    folder: RunFolder, damage: bytes | None
+) -> None:
+    saved_twice(folder)
+    last = folder.state / FILE
+    last.write_bytes(damage) if damage is not None else last.unlink()
+    with pytest.raises(UserError, match="--resume previous goes on from the state saved before it, after step 6") as e:
+        earlier_sessions(folder)
+    assert "\n" not in str(e.value)
+    earlier = earlier_sessions(folder, previous=True)
+    assert earlier is not None
+    assert earlier.state.step == 6
+    take_previous(folder)
+    assert steps_of(folder) == (6, 6)
+    save_state(folder, STATE, IDENTITY)
+    assert steps_of(folder) == (7, 6)
+    assert {path.name for path in folder.state.iterdir()} == {FILE, PREVIOUS}
+
+
+def test_where_both_generations_are_damaged_none_is_offered(folder: RunFolder) -> None:
+    saved_twice(folder)
+    for name in (FILE, PREVIOUS):
+        (folder.state / name).write_bytes((folder.state / name).read_bytes()[:-1])
+    for previous in (False, True):
+        with pytest.raises(UserError, match=r"cut or overwritten.*; start the run again, or .* lora\.init_adapter"):
+            earlier_sessions(folder, previous=previous)
+
+
+def test_a_run_with_one_save_has_no_previous_state(folder: RunFolder) -> None:
+    folder.state.mkdir()
+    save_state(folder, STATE, IDENTITY)
+    with pytest.raises(UserError, match=r"nothing to resume: .* has no state/previous\.safetensors"):
+        earlier_sessions(folder, previous=True)
+
+
+def test_generations_are_kept_on_a_disk_without_hard_links(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def link(*names: object) -> None:
+        raise OSError(errno.ENOTSUP, "no links here")
+
+    monkeypatch.setattr(os, "link", link)
+    saved_twice(folder)
+    assert steps_of(folder) == (7, 6)
+    take_previous(folder)
+    assert steps_of(folder) == (6, 6)
 
 
 def test_other_rows_kept_back_for_validation_are_other_training_rows() -> None:
