@@ -91,3 +91,45 @@ def test_a_damaged_state_is_refused_and_the_previous_one_ends_with_the_same_bits
     assert code == 0, said
     assert sha(broken.output) == sha(base.output.with_name("longer"))
     assert [event["step"] for event in events(broken.output, "train")] == list(range(1, 17))
+
+
+def test_a_state_swapped_with_that_of_another_run_is_refused(base: Broken, broken: Broken) -> None:
+    """The other run differs in its learning rate alone."""
+    other = broken.output.with_name("other")
+    sets = (f"output={other}", "train.learning_rate=2e-2")
+    coordinator = base.launcher.start(base.run, sets=sets)
+    assert coordinator.wait() == 0, coordinator.said.read_text()
+    shutil.copy(other / "state/resume.safetensors", broken.output / "state")
+    sentence = refused(*broken.resume())
+    assert "that of another run (train.learning_rate was 0.02, is 0.01): --resume previous goes on" in sentence
+    assert broken.resume(previous=True)[0] == 0
+    assert sha(broken.output) == sha(base.output.with_name("longer"))
+
+
+@pytest.mark.parametrize("name", ["config.json", "manifest.json"])
+@pytest.mark.parametrize("damage", ["text", "cut in half", "empty", "missing keys"])
+def test_a_damaged_json_file_is_refused_and_after_its_removal_the_run_goes_on(
+    name: str, damage: str, base: Broken, broken: Broken
+) -> None:
+    path = broken.output / name
+    half = path.read_text()[: path.stat().st_size // 2]
+    path.write_text({"text": "[]", "empty": "", "missing keys": '{"version": 1}', "cut in half": half}[damage])
+    assert f"{path} cannot be used: it " in refused(*broken.resume())
+    path.unlink()
+    code, said = broken.resume()
+    assert code == 0, said
+    assert sha(broken.output) == sha(base.output.with_name("longer"))
+    assert path.stat().st_size > 100
+
+
+def test_lines_of_the_event_file_that_rotted_are_passed_over(base: Broken, broken: Broken) -> None:
+    path = broken.output / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    numbers = [number for number, line in enumerate(lines) if b'"event": "train"' in line]
+    lines[numbers[3]] = lines[numbers[3]].replace(b'"loss"', b'"lnss"')
+    lines[numbers[4]] = b"\xff\xfe[]\n"
+    path.write_bytes(b"".join(lines))
+    code, said = broken.resume()
+    assert code == 0, said
+    assert [event["step"] for event in events(broken.output, "train")] == [1, 2, 3, *range(6, 17)]
+    assert sha(broken.output) == sha(base.output.with_name("longer"))

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from mlxdist.protocol.errors import SaveError
 
@@ -112,6 +112,19 @@ def write_json(path: Path, value: object) -> None:
 def write_bytes(path: Path, data: bytes, *, previous: Path | None = None) -> None:
     """Replaces `path` by `data`. Raises SaveError, as `write_aside`."""
     write_aside(path, lambda stream: _put(stream, data), previous=previous)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Returns the JSON object in `path`. Raises OSError, or ValueError with what is there instead."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError("it is empty" if not path.stat().st_size else f"it is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"it holds {json.dumps(value)[:40]} in place of a JSON object")
+    return value
 
 
 def keep_as(path: Path, other: Path) -> None:

@@ -11,7 +11,15 @@ from mlxdist.coordinator.memory.fit import fit, kept_settings, this_machine
 from mlxdist.coordinator.memory.node_memory import NodeMemory
 from mlxdist.coordinator.report.reporter import Reporter
 from mlxdist.coordinator.storage.run_folder import RunFolder
-from mlxdist.coordinator.training.resume import Earlier, check_same_bits, earlier_sessions, resume_notes
+from mlxdist.coordinator.training.resume import (
+    Earlier,
+    check_same_bits,
+    check_same_run,
+    earlier_config,
+    earlier_sessions,
+    facts_of,
+    resume_notes,
+)
 from mlxdist.protocol.messages import RunSpec
 
 
@@ -42,11 +50,13 @@ def prepare(
     Raises UserError for data, settings or a machine that do not fit, and for a run that cannot be resumed with them.
     """
     earlier = earlier_sessions(folder, previous=previous) if resume else None
+    before = earlier_config(folder, earlier.settings) if earlier is not None else None
     dataset = read(config, progress=report.stage)
     notes: list[str] = []
     if earlier is not None:
-        config = kept_settings(folder, config)
-        notes = resume_notes(folder, config, dataset.digest)
+        config = kept_settings(earlier.settings, config)
+        notes = resume_notes(before, folder, config, dataset.digest)
+        check_same_run(earlier, folder, facts_of(config, dataset.digest))
     elif resume:
         notes = ["the run had ended before anything was saved, and starts again at its first step"]
     rows = [each for each in (dataset.train, dataset.valid) if each is not None]

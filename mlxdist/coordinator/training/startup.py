@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from safetensors.numpy import load_file, save
 
@@ -20,7 +21,7 @@ from mlxdist.coordinator.storage.run_folder import RunFolder, write_bytes, write
 from mlxdist.coordinator.training import initial_adapter as adapters
 from mlxdist.coordinator.training.optimizer import optimizer_of
 from mlxdist.coordinator.training.prepare import Prepared
-from mlxdist.coordinator.training.resume import continued, validation_changed
+from mlxdist.coordinator.training.resume import continued, facts_of, validation_changed
 from mlxdist.coordinator.training.state import State, identity_of
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol.errors import UserError
@@ -39,7 +40,7 @@ class Start:
     method: Method
     state: State
     manifest: Manifest
-    identity: dict[str, str]  # what the state belongs to, see `identity_of`
+    identity: dict[str, Any]  # what the state belongs to, see `identity_of` and `facts_of`
     ready: int  # nodes
     promise: Promise
 
@@ -54,6 +55,7 @@ def start(prepared: Prepared, hosts: Hosts, folder: RunFolder, fleet: Fleet, rep
     manifest = introduction.manifest
     method = method_of(config, dataset.train, dataset.valid)
     identity = identity_of(prepared.spec.numerics_id, manifest, introduction.model_hash, dataset.valid_digest)
+    facts = facts_of(config, dataset.digest)
     if earlier is None:
         state = first_state(config, manifest, method)
     else:
@@ -65,7 +67,7 @@ def start(prepared: Prepared, hosts: Hosts, folder: RunFolder, fleet: Fleet, rep
     fleet.send_adapter(state.step, state.adapter)
     needed = hosts.coordinator.min_nodes
     ready = fleet.wait_for_nodes(max(len(hosts.nodes), needed), needed, config.timing.start_timeout)
-    return Start(method, state, manifest, identity, ready, fleet.promise())
+    return Start(method, state, manifest, identity | facts, ready, fleet.promise())
 
 
 def announce(prepared: Prepared, start: Start, folder: RunFolder, report: Reporter) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from mlxdist.coordinator.methods.reference_logps import References, unknown
@@ -81,16 +82,19 @@ def load_state(run: RunFolder, *, previous: bool = False) -> tuple[State, dict[s
         return _read_state(path)
     except FileNotFoundError:
         there = f"{run.path} has no {path.relative_to(run.path)}"
-        raise UserError(f"There is nothing to resume: {there}; {cure(run, previous=previous)}.") from None
+        raise UserError(f"There is nothing to resume: {there}; {cure(run, previous)}.") from None
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be used: {error}; {cure(run, previous=previous)}.") from None
+        raise UserError(f"{path} cannot be used: {error}; {cure(run, previous)}.") from None
 
 
-def cure(run: RunFolder, *, previous: bool) -> str:
-    """Returns what to do about a state that cannot be used: take the one before it, where that is whole."""
-    if not previous:
-        with suppress(OSError, ValueError):
-            state, _ = _read_state(run.state / PREVIOUS)
+def cure(run: RunFolder, previous: bool, wanted: Mapping[str, object] = MappingProxyType({})) -> str:
+    """Returns what to do about the last state (or the `previous` one) that cannot be used.
+
+    The state before it is offered where that one is whole, and has the `wanted` values beside it.
+    """
+    with suppress(OSError, ValueError):
+        state, about = _read_state(run.state / PREVIOUS)
+        if not previous and all(about.get(key) == value for key, value in wanted.items()):
             return f"--resume previous goes on from the state saved before it, after step {state.step}"
     return "start the run again, or start from a checkpoint with lora.init_adapter"
 

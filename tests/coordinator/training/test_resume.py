@@ -17,8 +17,11 @@ from mlxdist.coordinator.training.adamw import no_moments
 from mlxdist.coordinator.training.resume import (
     Earlier,
     check_same_bits,
+    check_same_run,
     continued,
+    earlier_config,
     earlier_sessions,
+    facts_of,
     resume_notes,
     validation_changed,
 )
@@ -45,14 +48,18 @@ def folder(tmp_path: Path) -> RunFolder:
     return run
 
 
+def notes(folder: RunFolder, config: RunConfig, digest: str = DIGEST) -> list[str]:
+    return resume_notes(earlier_config(folder, facts_of(CONFIG, DIGEST)["settings"]), folder, config, digest)
+
+
 def test_the_same_settings_and_data_need_no_word(folder: RunFolder) -> None:
-    assert resume_notes(folder, CONFIG, DIGEST) == []
-    assert resume_notes(folder, replace(CONFIG, output=Path("moved")), DIGEST) == []
+    assert notes(folder, CONFIG) == []
+    assert notes(folder, replace(CONFIG, output=Path("moved"))) == []
 
 
 def test_a_longer_run_goes_on_and_the_difference_is_said(folder: RunFolder) -> None:
     longer = replace(CONFIG, train=TrainConfig(steps=200, eval_every=10))
-    assert resume_notes(folder, longer, DIGEST) == [
+    assert notes(folder, longer) == [
         "resumed with another setting: train.steps was 100, is 200",
         "resumed with another setting: train.eval_every was 50, is 10",
     ]
@@ -61,25 +68,48 @@ def test_a_longer_run_goes_on_and_the_difference_is_said(folder: RunFolder) -> N
 def test_every_setting_that_changes_a_step_is_named_with_both_values(folder: RunFolder) -> None:
     other = replace(CONFIG, batch=BatchConfig(size=4), train=TrainConfig(learning_rate=1e-3))
     with pytest.raises(UserError) as caught:
-        resume_notes(folder, other, DIGEST)
+        notes(folder, other)
     assert "batch.size was 8, is 4; train.learning_rate was 0.0002, is 0.001" in str(caught.value)
     assert "lora.init_adapter" in str(caught.value)
 
 
 def test_other_training_rows_are_refused_wherever_the_file_stands(folder: RunFolder) -> None:
     with pytest.raises(UserError, match="the training rows, or how they are tokenized, are not the same"):
-        resume_notes(folder, CONFIG, "other")
+        notes(folder, CONFIG, "other")
     moved = replace(CONFIG, data=DataConfig(path="elsewhere.jsonl"))
-    assert len(resume_notes(folder, moved, DIGEST)) == 1
+    assert len(notes(folder, moved)) == 1
 
 
 def test_a_model_that_has_moved_is_no_other_model_and_other_files_are(folder: RunFolder) -> None:
     moved = replace(CONFIG, model="elsewhere/m")
-    assert resume_notes(folder, moved, DIGEST) == ['resumed with another setting: model was "m", is "elsewhere/m"']
+    assert notes(folder, moved) == ['resumed with another setting: model was "m", is "elsewhere/m"']
     with pytest.raises(UserError, match=r"its base model's files have changed \(hash aaaaaaaaaaaa, now bbbbbbbbbbbb\)"):
         continued(EARLIER, folder, {**IDENTITY, "model_hash": "b" * 64}, FRESH)
     with pytest.raises(UserError, match="its adapter's tensors have changed"):
         continued(EARLIER, folder, {**IDENTITY, "manifest": "c" * 64}, FRESH)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("[]", r"it holds \[\] in place of a JSON object"),
+        ("", "it is empty"),
+        ("{", "it is not JSON"),
+        ("\0" * 300, "it is not JSON"),
+        ("[" * 100_000, "it is nested too deeply"),
+        ("{}", r"it lacks method, batch\.size, batch\.grad_accum_steps and more"),
+        ('{"batch": []}', "it lacks method"),
+    ],
+)
+def test_a_damaged_config_is_said_in_one_sentence_and_the_run_can_do_without(
+    content: str, reason: str, folder: RunFolder
+) -> None:
+    folder.config.write_text(content)
+    with pytest.raises(UserError, match=f"config.json cannot be used: {reason}.*delete it") as caught:
+        notes(folder, CONFIG)
+    assert len(str(caught.value)) < 600
+    folder.config.unlink()
+    assert notes(folder, CONFIG) == ["config.json is gone: the settings that fix the bits are those in the state"]
 
 
 # ---- the state that was saved
@@ -131,6 +161,26 @@ def test_a_run_that_saved_nothing_starts_at_its_first_step_and_a_finished_one_wi
     assert earlier is not None
     assert earlier.state.step == 7
     assert {key: earlier.about[key] for key in IDENTITY} == IDENTITY
+
+
+def test_a_state_of_other_settings_or_rows_is_refused_and_the_one_before_it_offered_where_it_is_ours(
+    folder: RunFolder,
+) -> None:
+    ours = facts_of(CONFIG, DIGEST)
+    theirs = facts_of(replace(CONFIG, train=TrainConfig(learning_rate=1e-3, steps=7)), "b")
+    folder.state.mkdir()
+    for facts in (ours, theirs):
+        save_state(folder, STATE, {**IDENTITY, **facts})
+    swapped = earlier_sessions(folder)
+    assert swapped is not None
+    words = r"another run \(the training rows are not the same; train\.learning_rate was 0\.001, is 0\.0002\): "
+    with pytest.raises(UserError, match=words + "--resume previous goes on .* after step 7"):
+        check_same_run(swapped, folder, ours)
+    before = earlier_sessions(folder, previous=True)
+    assert before is not None
+    with pytest.raises(UserError, match=r"train\.learning_rate was 0\.0002, is 0\.001\): start the run again"):
+        check_same_run(before, folder, theirs)
+    check_same_run(swapped, folder, theirs)
 
 
 # ---- the two generations of the state
