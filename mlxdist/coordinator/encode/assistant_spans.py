@@ -112,13 +112,16 @@ def _before_tag(text: str) -> int:
 def _after_header(whole: Conversation, place: int, prompt: str) -> int:
     """The end of the turn's header, such as <|im_start|>assistant, where the turns before it are shown otherwise.
 
-    A generation prompt is that header, perhaps with an opened thought. It is looked for behind the words of the message
-    before; where it is not there, the turn starts at its own words.
+    A generation prompt is that header, perhaps with an opened thought. It is looked for between the message before and
+    the turn's own words, where the turn starts if it is not there.
     """
-    other = next(_rewordings(whole, place - 1), None)
-    nearest = 0 if other is None else len(whole.text) - common_suffix(whole.text, other.text)
-    own, before = own_words(whole, place, nearest), whole.part(place)
-    header = prompt[len(before) :] if before and prompt.startswith(before) and other is not None else ""
+    before, nearest = whole.part(place), _behind_words(whole, place - 1, 0)
+    own = own_words(whole, place, nearest or 0)
+    if nearest is None or not before or not prompt.startswith(before):
+        return own
+    header = prompt[len(before) :]
+    if not header:  # the template writes no header
+        return nearest
     while header:
         at = whole.text.rfind(header, nearest, own)
         if at >= 0:
@@ -135,19 +138,28 @@ def _end(whole: Conversation, place: int, start: int) -> int:
     alone = closed[shared:] if before and closed.startswith(before) and shared >= len(before) else ""
     if alone.strip() and whole.text.startswith(alone, start):
         return start + len(alone)
-    seen = False
+    end = _behind_words(whole, place, start)
+    if end is None and next(_rewordings(whole, place), None) is None:
+        raise RowError(_left_out(place))
+    if end is None:
+        raise RowError(f"the end of turn {place + 1} cannot be told from the chat template's renders")
+    return end
+
+
+def _behind_words(whole: Conversation, place: int, start: int) -> int | None:
+    """The end of a message with what closes it, found by other words in it; None where that changes what follows.
+
+    A template may repeat a function's name in the tool's answer: such words say nothing.
+    """
     for other in _rewordings(whole, place):
-        seen = True
         behind = len(other.text) - 1 - other.text.rindex(other.word)
         if common_suffix(whole.text[start:], other.text[start:]) != behind:
-            continue  # the words changed what follows the turn: a tool's answer that repeats the function's name
+            continue
         end = len(whole.text) - behind
         shut = whole.with_turn(place, other.message, place + 1) or ""
         closing = shut.rpartition(other.word)[2] if other.word in shut else ""
         return end + common_prefix(whole.text[end:], closing)
-    if seen:
-        raise RowError(f"the end of turn {place + 1} cannot be told from the chat template's renders")
-    raise RowError(_left_out(place))
+    return None
 
 
 def _rewordings(whole: Conversation, place: int) -> Iterator[Reworded]:

@@ -19,6 +19,7 @@ class Encoding:
     config: RunConfig
     tokenizer: Tokenizer
     template: ChatTemplate
+    vocabulary: int | None = None  # rows of the model's embedding; None: not known
 
     @property
     def wraps(self) -> bool:

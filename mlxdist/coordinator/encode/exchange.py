@@ -97,6 +97,8 @@ def _shared_prompt(lists: Sequence[list[Message]], shared: int, opening: Sequenc
     remarks = (Remark("repeated"),) if opening else ()
     if opening and _key(opening[-1]) not in _keys(conversation):
         remarks = (Remark("prompt unread"),)
+    elif opening and opening[0]["role"] == "system" and conversation[0]["role"] != "system":
+        conversation = [opening[0], *conversation]  # of the row's system column
     return Exchange(conversation, rests, remarks)
 
 

@@ -58,8 +58,8 @@ def turn_remarks(
         if words and _squeezed(words) not in _squeezed(text):
             cure = _cure(whole, place, template, f"removed {what}", partial(_holds, words, True))
             remarks.append(Remark("removed", what, cure))
-    inserted = "" if thoughts else _inserted(whole, place, found, content)
-    if inserted and _THOUGHT.search(inserted):
+    inserted = "" if thoughts or not _THOUGHT.search(text) else _inserted(whole, place, found, content)
+    if _THOUGHT.search(inserted):
         said = repr(inserted if len(inserted) <= LONGEST else inserted[:LONGEST] + "…")
         cure = _cure(whole, place, template, f"inserted {inserted}", partial(_holds, inserted, False))
         remarks.append(Remark("inserted", said, cure))
