@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.coordinator.storage.torn_files import TORN
 from tests.faults.fault_runs import config_of, events, sha
 from tests.faults.forked_coordinator import Coordinators
 from tests.faults.test_disk_full import RUN, STEPS
@@ -133,3 +134,40 @@ def test_lines_of_the_event_file_that_rotted_are_passed_over(base: Broken, broke
     assert code == 0, said
     assert [event["step"] for event in events(broken.output, "train")] == [1, 2, 3, *range(6, 17)]
     assert sha(broken.output) == sha(base.output.with_name("longer"))
+
+
+@pytest.mark.parametrize("damage", ["header longer than the file", "tail cut", "offsets that overlap", "empty"])
+@pytest.mark.parametrize("file", ["model", "adapter"])
+def test_a_torn_model_or_adapter_is_refused_before_a_node_is_asked(
+    file: str, damage: str, broken: Broken, model: Path, tmp_path: Path
+) -> None:
+    """The adapter that a new run starts from is that of the run."""
+    if file == "model":
+        torn, key = shutil.copytree(model, tmp_path / "model"), "model"
+        path = torn / "model.safetensors"
+    else:
+        torn, key = broken.output, "lora.init_adapter"
+        path = torn / "adapters.safetensors"
+    path.write_bytes(TORN[damage])
+    coordinator = broken.launcher.start(broken.run, sets=(f"output={tmp_path / 'new'}", f"{key}={torn}"))
+    assert f"{path}" in refused(coordinator.wait(), coordinator.said.read_text())
+    assert "reading" not in coordinator.said.read_text()
+
+
+@pytest.mark.parametrize("damage", ["flipped bit", "cut", "gone"])
+def test_a_damaged_reference_is_refused_before_a_node_is_asked(
+    damage: str, launcher: Coordinators, model: Path, tmp_path: Path
+) -> None:
+    run, data = tmp_path / "run.toml", config_of(model, tmp_path / "none", "dpo").data.path
+    text = RUN.format(model=model, data=data, output=tmp_path / "run").replace('"sft"', '"dpo"')
+    run.write_text(f'{text}\n[preference]\nreference = "initial"\n')
+    coordinator = launcher.start(run, sets=("train.steps=2",))
+    assert coordinator.wait() == 0, coordinator.said.read_text()
+    path = tmp_path / "run/state/reference.safetensors"
+    whole = path.read_bytes()
+    DAMAGES[damage](path)
+    coordinator = launcher.start(run, resume=True, sets=("train.steps=3",))
+    assert f"{path} cannot be used: " in refused(coordinator.wait(), coordinator.said.read_text())
+    path.write_bytes(whole)
+    coordinator = launcher.start(run, resume=True, sets=("train.steps=3",))
+    assert coordinator.wait() == 0, coordinator.said.read_text()

@@ -9,8 +9,13 @@ from mlxdist.coordinator.config.keys import flat
 from mlxdist.coordinator.config.schema import RunConfig, as_json
 from mlxdist.coordinator.methods.reference_logps import References, unknown
 from mlxdist.coordinator.storage.run_folder import RunFolder, read_json
+from mlxdist.coordinator.storage.sealed import read_sealed
 from mlxdist.coordinator.training.state import FILE, PREVIOUS, Best, State, cure, load_state
 from mlxdist.protocol.errors import UserError
+from mlxdist.protocol.methods import METHODS
+from mlxdist.protocol.vectors import Vector
+
+REFERENCE, REFERENCE_FILE = "reference", "reference.safetensors"
 
 # Keys that change how long a run is, what it says and what it keeps, but not what a step means. The data and the model
 # are compared by what was read from them, so that they may have moved.
@@ -110,6 +115,33 @@ def check_same_run(earlier: Earlier, folder: RunFolder, facts: Mapping[str, Any]
             f"The state saved in {folder.state} is that of another run ({'; '.join(sorted(changed))}): "
             f"{cure(folder, earlier.previous, facts)}."
         )
+
+
+def keeps_reference(config: RunConfig) -> bool:
+    """Returns true where the reference is the adapter of step 0, which is kept in a file of its own."""
+    return bool(METHODS[config.method].reference) and config.preference.reference != "base"
+
+
+def saved_reference(config: RunConfig, folder: RunFolder) -> Vector | None:
+    """Returns the adapter of step 0; None where the reference is the base model.
+
+    Raises UserError where its file is missing, damaged or another run's.
+    """
+    if not keeps_reference(config):
+        return None
+    path = folder.state / REFERENCE_FILE
+    try:
+        tensors, about = read_sealed(path)
+        before, now = about["settings"], facts_of(config, "")["settings"]
+        if any(before[key] != now[key] for key in before.keys() & now.keys()):
+            raise ValueError("it is the reference of another run")
+        vector: Vector = tensors[REFERENCE]
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{path} cannot be used: {error}; and the run cannot go on without its reference. Restore the file, or "
+            "start a new run."
+        ) from None
+    return vector
 
 
 def check_same_bits(earlier: Earlier, folder: RunFolder, numerics_id: str) -> None:
