@@ -132,8 +132,15 @@ def _clear(run: RunFolder, resume: bool) -> None:
 @contextmanager
 def _held(run: RunFolder) -> Iterator[None]:
     """Keeps the folder for this process by a lock on `state/lock`, which holds our process id."""
+    path = run.state / "lock"
     with saving(run.path):
-        lock = os.open(run.state / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.EISDIR):
+                raise
+            kind = "a link" if error.errno == errno.ELOOP else "a folder"
+            raise UserError(f"{path} is {kind}, and would be written to. Delete it, then start again.") from None
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

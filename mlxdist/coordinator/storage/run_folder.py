@@ -106,12 +106,17 @@ def write_aside(path: Path, write: Callable[[BinaryIO], None], *, previous: Path
 def write_json(path: Path, value: object) -> None:
     """Replaces `path` by `value` as indented JSON; NaN and infinities become null, since JSON has none."""
     text = json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    write_bytes(path, text.encode())
+    write_bytes(path, json_bytes(text))
 
 
 def write_bytes(path: Path, data: bytes, *, previous: Path | None = None) -> None:
     """Replaces `path` by `data`. Raises SaveError, as `write_aside`."""
     write_aside(path, lambda stream: _put(stream, data), previous=previous)
+
+
+def json_bytes(text: str) -> bytes:
+    r"""Returns JSON as UTF-8; a byte of a path that is no UTF-8 becomes \udcXX, as Python reads it back."""
+    return text.encode("utf-8", "backslashreplace")
 
 
 def read_json(path: Path) -> dict[str, Any]:
