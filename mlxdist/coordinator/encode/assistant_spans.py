@@ -217,5 +217,5 @@ def _left_out(place: int, fields: Sequence[str] = ()) -> str:
 
 
 def common_suffix(left: str, right: str) -> int:
-    """How many characters at the end are the same in both."""
+    """Returns the number of characters at the end that are the same in both."""
     return common_prefix(left[::-1], right[::-1])

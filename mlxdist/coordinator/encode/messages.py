@@ -1,4 +1,4 @@
-"""What a row's fields may hold: texts and conversations, checked before anything is rendered.
+"""Checks the fields of a row, texts and conversations, before anything is rendered.
 
 Every function raises RowError with a reason that names the field.
 """

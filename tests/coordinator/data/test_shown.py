@@ -1,4 +1,4 @@
-"""What a template does not show, removes or inserts is said with its share, and which argument of it changes that."""
+"""Reports on what a template does not show, removes or inserts: its share, and the argument that changes it."""
 
 from collections.abc import Callable
 from pathlib import Path
