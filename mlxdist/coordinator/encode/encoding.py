@@ -38,7 +38,7 @@ class Encoding:
         return self.config.batch.max_length - len(self.bos)
 
     def without_bos(self, ids: Sequence[int]) -> int:
-        """Returns the number of BOS at the start of the ids: a template or a text may bring its own, and one is enough."""
+        """Returns the number of BOS at the start of the ids: a template or text may bring its own; one is enough."""
         if self.tokenizer.bos_id is None:
             return 0
         return next((place for place, token in enumerate(ids) if token != self.tokenizer.bos_id), len(ids))

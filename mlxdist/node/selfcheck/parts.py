@@ -16,7 +16,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from mlxdist.node.backward.backward import GradientPath, MicroBatch, gradient
+from mlxdist.node.backward.backward import GradientPath, MicroBatch, backward
+from mlxdist.node.backward.events import gathered
 from mlxdist.node.selfcheck import models as models
 from mlxdist.node.work.objective import micro_batches
 
@@ -136,7 +137,8 @@ def _attempt(measure: Callable[[], Any]) -> Any:
 def _leaf_gradient(
     model: nn.Module, batches: list[MicroBatch], path: GradientPath, head_chunk: int = HEAD_CHUNK
 ) -> dict[str, mx.array]:
-    sums, grads = gradient(model, batches, lambda rows: -rows[0].sum(), head_chunk=head_chunk, path=path, dropout_key=0)
+    events = backward(model, batches, lambda rows: -rows[0].sum(), head_chunk=head_chunk, path=path, dropout_key=0)
+    sums, grads = gathered(events)
     return {"row sums": sums[0], **grads}
 
 
