@@ -1,4 +1,4 @@
-"""Reports on what a template does not show, removes or inserts: its share, and the argument that changes it."""
+"""Fields that a template does not show, parts that it removes or inserts, are said with the argument that helps."""
 
 from collections.abc import Callable
 from pathlib import Path
