@@ -1,6 +1,8 @@
 """The reference: whose parameters it has, when it is computed, and how long it is known."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -11,8 +13,9 @@ from msgspec.structs import replace as replace_struct
 from mlxdist.coordinator.config.run_spec import run_spec
 from mlxdist.coordinator.methods.reference_logps import References
 from mlxdist.node.backward.backward import MicroBatch
+from mlxdist.node.link.jobs import RowInputs
 from mlxdist.node.work import model as models
-from mlxdist.node.work.compute import UNKNOWN, Computer
+from mlxdist.node.work.compute import Computer
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.leaves import Leaf
 from mlxdist.protocol.methods import DPO, LABELS, METHODS
@@ -25,6 +28,16 @@ from tests.laws.preference_runs import assert_equals_one_machine, evaluate_here,
 @pytest.fixture
 def engines() -> list[Watched]:
     return [Watched() for _ in range(3)]
+
+
+UNKNOWN = math.nan  # a reference log-prob that the worker is to compute
+
+
+def row_outputs(
+    computer: Computer, leaf: Leaf, loss: str, scalars: Mapping[str, float], inputs: RowInputs
+) -> np.ndarray:
+    with closing(computer.gradient_parts(leaf, step=1, loss=loss, scalars=scalars, inputs=inputs)) as events:
+        return next(events)
 
 
 @dataclass(frozen=True)
@@ -82,7 +95,7 @@ def test_a_worker_runs_the_reference_only_for_what_it_is_not_told(loss: str, mod
     def columns(reference: tuple[float, float], rejected: tuple[float, float]) -> np.ndarray:
         inputs = dict(zip(DPO.reference, (reference, rejected), strict=True))
         scalars = {"beta": 0.1, "label_smoothing": 0.0}
-        return computer.gradient(leaf, step=1, loss=loss, scalars=scalars, inputs=inputs)[1]
+        return row_outputs(computer, leaf, loss, scalars, inputs)
 
     fresh = columns((UNKNOWN, UNKNOWN), (UNKNOWN, UNKNOWN))
     assert computer.forwards == [2]
@@ -115,7 +128,7 @@ def test_policy_and_reference_of_equal_parameters_have_equal_bits_on_every_path_
     inputs = {**dict.fromkeys(names, (UNKNOWN,) * 3), LABELS: (1.0, 0.0, 1.0)}
     scalars = {"beta": 0.1, "label_smoothing": 0.0, "reference_point": 0.0}
     scalars |= {"desirable_weight": 1.0, "undesirable_weight": 1.0}
-    columns = computer.gradient(leaf, step=1, loss=loss, scalars=scalars, inputs=inputs)[1]
+    columns = row_outputs(computer, leaf, loss, scalars, inputs)
     assert np.array_equal(columns[:, 1 : 1 + branches], columns[:, 1 + branches :])
     assert np.array_equal(columns[:, 1 : 1 + branches], computer.score(leaf))
 

@@ -2,8 +2,9 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from mlxdist.node.backward.backward import GradientPath, gradient
+from mlxdist.node.backward.backward import GradientPath, backward
 from mlxdist.node.backward.choose_path import choose_path
+from mlxdist.node.backward.events import gathered
 from mlxdist.protocol.errors import NodeError
 from scripts.plain_gradient import furthest, padded_rows, plain_gradient
 from scripts.tiny_architectures import VOCABULARY, add_lora, tiny_model
@@ -86,7 +87,7 @@ def equals_plain(model: nn.Module, path: GradientPath) -> bool:
         return -sums[0].sum()
 
     _, expected = plain_gradient(model, [ROWS], loss)
-    return furthest(gradient(model, [ROWS], loss, head_chunk=8, path=path)[1], expected) < 1e-5
+    return furthest(gathered(backward(model, [ROWS], loss, head_chunk=8, path=path))[1], expected) < 1e-5
 
 
 @pytest.mark.parametrize("size", [0, 1, 2])

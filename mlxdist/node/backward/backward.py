@@ -86,26 +86,5 @@ def backward(
     yield FinalPart(gradients)
 
 
-def gradient(
-    model: nn.Module,
-    batches: Sequence[MicroBatch],
-    loss: Loss,
-    *,
-    head_chunk: int,
-    path: GradientPath = WHOLE,
-    dropout_key: int | None = None,
-) -> tuple[list[mx.array], dict[str, mx.array]]:
-    """Returns what `backward` yields as a whole: row sums [B] per micro-batch, and the gradient by parameter name."""
-    sums: list[mx.array] = []
-    gradients: dict[str, mx.array] = {}
-    for event in backward(model, batches, loss, head_chunk=head_chunk, path=path, dropout_key=dropout_key):
-        match event:
-            case RowSums():
-                sums = event.sums
-            case FinalPart():
-                gradients |= event.gradients
-    return sums, gradients
-
-
 def _supervised(batch: MicroBatch) -> Supervised:
     return supervised(batch.inputs, batch.targets, batch.mask)

@@ -192,7 +192,7 @@ def test_what_a_crash_left_aside_is_cleared_when_the_run_is_opened(tmp_path: Pat
 
 def test_a_line_that_a_crash_tore_is_ended_so_that_the_next_event_stands_alone(tmp_path: Path) -> None:
     run = opened(tmp_path)
-    for told, mended in [("", ""), ('{"a": 1}\n', '{"a": 1}\n'), ('{"a": 1}\n{"b', '{"a": 1}\n{"b\n')]:
+    for told, ended in [("", ""), ('{"a": 1}\n', '{"a": 1}\n'), ('{"a": 1}\n{"b', '{"a": 1}\n{"b\n')]:
         run.metrics_jsonl.write_text(told)
         opened(tmp_path, resume=True)
-        assert run.metrics_jsonl.read_text() == mended
+        assert run.metrics_jsonl.read_text() == ended
