@@ -139,7 +139,7 @@ class Family:
     turn: str
 
     def turns(self, render: str) -> list[str]:
-        """What a render shows of each assistant turn, its end token included."""
+        """Returns the text of each assistant turn in a render, its end token included."""
         return re.findall(self.turn, render, re.DOTALL)
 
 
