@@ -19,8 +19,9 @@ from mlxdist.coordinator.training.initial_adapter import draw
 from mlxdist.coordinator.training.state import State
 from mlxdist.node.work.engine import Engine
 from tests.coordinator.training.watched import Recorder
-from tests.laws.memory_fleet import ListRows, MemoryNode, MemoryNodes, make_row, memory_cluster
+from tests.laws.memory_fleet import ListRows, make_row, memory_cluster
 from tests.laws.model_folder import VOCABULARY
+from tests.memory_cluster import MemoryCluster, MemoryNode
 
 GB = 10**9
 LARGE = {"memory_bytes": str(64 * GB), "system": "Darwin 24.1"}
@@ -57,9 +58,9 @@ def trained(
         news: list[NodeNews] = []
         fleet._on_news = news.append
 
-        def before(step: int, nodes: MemoryNodes = nodes) -> None:
+        def before(step: int, nodes: MemoryCluster = nodes) -> None:
             if step == 3 and joiner is not None:
-                joined.append(nodes.join(Engine(), joiner))
+                joined.append(nodes.join(Engine(), host=joiner))
 
         recorder.before = before
         loop = Run(config, Sft(config, items, None), items, recorder, 4, fleet, recorder, recorder)  # type: ignore[arg-type]
