@@ -1,11 +1,12 @@
-"""A cluster in one thread: real sessions at wires that a test may cut or damage, and engines that are real or pretended.
+"""A cluster in one thread: real sessions at wires that a test may cut or damage, with real or pretended engines.
 
 Messages move and results are computed when a test says so; in a `RunningCluster`, whenever the coordinator waits.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Protocol
 
 import msgspec
@@ -15,15 +16,18 @@ from mlxdist.coordinator.cluster.audit import Audit
 from mlxdist.coordinator.cluster.cluster import Cluster
 from mlxdist.coordinator.cluster.events import NodeNews
 from mlxdist.coordinator.fleet.fleet import Fleet
+from mlxdist.coordinator.schedule.assign import NodeSeconds
 from mlxdist.node.link.jobs import ComputeAssignment, ComputeCanary, Finish, Job, LoadModel, Partial, Result, Results
 from mlxdist.node.link.session import Session
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.manifest import Manifest
 from mlxdist.protocol.transport import CONTROL, DATA, Parcel, is_probe
-from mlxdist.protocol.tree import Span, fold_span, subtrees
+from mlxdist.protocol.tree import Span, TreeSum, fold_span, subtrees
 from mlxdist.protocol.vectors import Vector
 from mlxdist.protocol.wire import Frames, decode, encode
-from tests.coordinator.cluster.scripted_node import CANARY, VERSIONS, introduction
+from tests.coordinator.cluster.scripted_node import CANARY, VERSIONS, give_back, introduction
+
+Move = tuple[str, Callable[[], object]]  # something that may happen next, and of what kind it is
 
 LEAF_SECONDS = 0.1  # said of every leaf, so that no load of this machine moves the split
 
@@ -240,6 +244,38 @@ class MemoryCluster:
         (wire.hear or wire.inbox.append)(frames)
 
 
+class SummingCluster(MemoryCluster):
+    """A cluster with a loop that sums one partial at a time; what is summed away is given back once per fetch."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        super().__init__(now)
+        self.total: TreeSum[Vector] | None = None
+        self.fetched: list[tuple[Span, Vector]] = []
+        self.freed: list[Vector] = []
+
+    def add(self, left: Vector, right: Vector) -> Vector:
+        """The sum, in the buffer of `left`."""
+        self.freed.append(right)
+        return np.add(left, right, out=left)
+
+    def loop(self) -> Callable[[], None] | None:
+        """The next move of the loop, if any."""
+        if self.fetched:
+            return self.sum_one
+        if self.cluster.round is not None and self.cluster.round.partials:
+            return lambda: self.fetched.extend(self.cluster.fetch_partials())
+        return None
+
+    def sum_one(self) -> None:
+        """Adds the next partial."""
+        assert self.total is not None
+        self.total.put(*self.fetched.pop(0))
+        if not self.fetched:
+            give_back(self.cluster, self.freed)
+            self.freed = []
+            self.pump()
+
+
 class RunningCluster(MemoryCluster):
     """A cluster in which everything moves whenever the coordinator waits: all messages, and one result of each node."""
 
@@ -265,6 +301,14 @@ class RunningCluster(MemoryCluster):
             node.can_work for node in self.nodes.values()
         ):
             self.pump()
+
+
+def split_at(cuts: Sequence[int], seconds: Mapping[str, NodeSeconds]) -> dict[str, Span]:
+    """The leaves of a step split at these places, worse than any good assignment: many subtrees, nodes without work."""
+    total = len(next(iter(seconds.values())).leaves)
+    edges = [0, *sorted(min(cut, total) for cut in cuts[: len(seconds) - 1]), total]
+    runs = (Span(start, stop) for start, stop in pairwise(edges))
+    return {name: run for name, run in zip(seconds, runs, strict=False) if len(run)}
 
 
 class WorkerEndedError(Exception):

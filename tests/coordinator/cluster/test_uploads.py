@@ -2,9 +2,8 @@
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -13,17 +12,18 @@ from hypothesis import strategies as st
 
 from mlxdist.coordinator.cluster.buffers import BufferPool
 from mlxdist.coordinator.cluster.uploads import Uploads
-from mlxdist.coordinator.schedule.assign import NodeSeconds
 from mlxdist.coordinator.schedule.rounds import Request
 from mlxdist.node.link.jobs import Partial
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import WireError
-from mlxdist.protocol.tree import Span, TreeSum, fold
+from mlxdist.protocol.tree import TreeSum, fold
 from mlxdist.protocol.vectors import Vector
 from mlxdist.protocol.wire import Frames
 from tests.coordinator.cluster.scripted_node import MANIFEST, give_back, leaf_of, new_cluster
-from tests.memory_cluster import MemoryCluster, MemoryNode, PretendedEngine
+from tests.memory_cluster import MemoryNode, Move, PretendedEngine, SummingCluster, split_at
+
+Choice = Callable[[list[Move]], Callable[[], object]]
 
 ELEMENTS = manifests.size(MANIFEST)
 
@@ -39,11 +39,11 @@ def add(left: Vector, right: Vector) -> Vector:
 
 
 ENGINE = PretendedEngine(
-    MANIFEST, lambda job, leaf: gradient_of(leaf, job.adapter), lambda job, leaf: np.float32([leaf])
+    MANIFEST, lambda job, leaf: gradient_of(leaf, job.adapter), lambda job, leaf: np.array([leaf], np.float32)
 )
 
 
-class Race(MemoryCluster):
+class Race(SummingCluster):
     """A cluster, nodes and the loop that sums; `moves` are all that could happen next.
 
     A link delivers one message at a time, and a node computes one subtree at a time, when it is told to. `cuts` split
@@ -53,29 +53,15 @@ class Race(MemoryCluster):
     def __init__(self, nodes: int) -> None:
         super().__init__()
         self.coordinate(new_cluster())
-        self.cluster.scheduler.assigner = self.split
+        self.cluster.scheduler.assigner = lambda seconds: split_at(self.cuts, seconds)
         self.cuts: Sequence[int] = ()
         self.lowest: dict[str, int] = defaultdict(int)  # the leaf that a node works on, for the adversary's choice
-        self.fetched: list[tuple[Span, Vector]] = []
-        self.freed: list[Vector] = []
-        self.total: TreeSum[Vector] = TreeSum(1, self.add)
         for _ in range(nodes):
             self.join(ENGINE)
         while moves := self.moves():
             for _, move in moves:
                 move()
         assert all(node.works for node in self.cluster.nodes.values())
-
-    def split(self, seconds: Mapping[str, NodeSeconds]) -> dict[str, Span]:
-        total = len(next(iter(seconds.values())).leaves)
-        edges = [0, *sorted(min(cut, total) for cut in self.cuts), total]
-        runs = (Span(start, stop) for start, stop in pairwise(edges))
-        return {name: run for name, run in zip(seconds, runs, strict=True) if len(run)}
-
-    def add(self, left: Vector, right: Vector) -> Vector:
-        np.add(left, right, out=left)
-        self.freed.append(right)
-        return left
 
     def post(self, channel: str, peer: bytes, frames: Frames) -> None:
         super().post(channel, peer, frames)
@@ -94,8 +80,8 @@ class Race(MemoryCluster):
         self.cluster.begin(request)
         self.pump()
 
-    def moves(self) -> list[tuple[str, Callable[[], None]]]:
-        found: list[tuple[str, Callable[[], None]]] = []
+    def moves(self) -> list[Move]:
+        found: list[Move] = []
         for node in self.nodes.values():
             lowest = self.lowest[node.name]
             if node.can_work:
@@ -105,23 +91,14 @@ class Race(MemoryCluster):
                     found.append((f"down {lowest}", partial(self.deliver_down, wire)))
                 if wire.up:
                     found.append((f"up {lowest}", partial(self.deliver_up, wire)))
-        current = self.cluster.round
-        if self.fetched:
-            found.append(("sum", self.sum_one))
-        elif current is not None and current.partials:
-            found.append(("fetch", lambda: self.fetched.extend(self.cluster.fetch_partials())))
+        if (loop := self.loop()) is not None:
+            found.append(("loop", loop))
         return found
 
-    def sum_one(self) -> None:
-        self.total.put(*self.fetched.pop(0))
-        if not self.fetched:  # the loop gives back once per fetch
-            give_back(self.cluster, self.freed)
-            self.freed = []
-            self.pump()
-
-    def finish(self, choose: Callable[[list[tuple[str, Callable[[], None]]]], Callable[[], None]]) -> Vector:
+    def finish(self, choose: Choice) -> Vector:
         current = self.cluster.round
         assert current is not None
+        assert self.total is not None
         while not (self.total.done and current.complete):
             moves = self.moves()
             assert moves, "nothing can happen any more, and the step is not done"
@@ -136,15 +113,12 @@ def bound(nodes: int, leaves: int) -> int:
     return nodes + 2 + (leaves - 1).bit_length()
 
 
-Choice = Callable[[list[tuple[str, Callable[[], None]]]], Callable[[], None]]
-
-
 def at_random(seed: int) -> Choice:
     drawn = random.Random(seed)
     return lambda moves: drawn.choice(moves)[1]
 
 
-def highest_leaf_first(moves: list[tuple[str, Callable[[], None]]]) -> Callable[[], None]:
+def highest_leaf_first(moves: list[Move]) -> Callable[[], object]:
     """The sum can use nothing for as long as possible."""
     return max(moves, key=lambda move: int(move[0].split()[1]) if " " in move[0] else 10**6)[1]
 
@@ -155,7 +129,7 @@ def the_loop_last(seed: int) -> Choice:
     return lambda moves: drawn.choice([move for move in moves if " " in move[0]] or moves)[1]
 
 
-def highest_leaf_first_and_the_loop_last(moves: list[tuple[str, Callable[[], None]]]) -> Callable[[], None]:
+def highest_leaf_first_and_the_loop_last(moves: list[Move]) -> Callable[[], object]:
     links = [move for move in moves if " " in move[0]]
     return highest_leaf_first(links or moves)
 
