@@ -13,9 +13,15 @@ from mlxdist.coordinator.config.run_spec import run_spec
 from mlxdist.coordinator.config.schema import RunConfig
 from mlxdist.coordinator.fleet.fleet import Fleet
 from mlxdist.coordinator.memory.node_memory import NodeMemory
+from mlxdist.coordinator.methods.kinds import Sft
+from mlxdist.coordinator.train import Run, train
+from mlxdist.coordinator.training.adamw import no_moments
+from mlxdist.coordinator.training.initial_adapter import draw
+from mlxdist.coordinator.training.state import State
 from mlxdist.node.work.engine import Engine
 from mlxdist.protocol.leaves import Row
 from tests.coordinator.cluster.scripted_node import new_cluster
+from tests.coordinator.training.silent import Silent
 from tests.memory_cluster import RunningCluster
 
 
@@ -47,6 +53,15 @@ def memory_fleet(config: RunConfig, engines: Sequence[Engine]) -> Iterator[Fleet
     """The fleet of `memory_cluster` alone."""
     with memory_cluster(config, engines) as (fleet, _):
         yield fleet
+
+
+def train_sft(config: RunConfig, fleet: Fleet, nodes: int, items: "ListRows", told: Silent) -> State:
+    """The state after all steps of a run of SFT that begins with a drawn adapter."""
+    vector = draw(fleet.wait_for_model().manifest, config.batch.seed)
+    fleet.send_adapter(0, vector)
+    fleet.wait_for_nodes(nodes, nodes, 0.0)
+    loop = Run(config, Sft(config, items, None), items, told, config.train.steps, fleet, told, told)  # type: ignore[arg-type]
+    return train(loop, State(vector, no_moments(len(vector))))
 
 
 @dataclass(frozen=True)
