@@ -21,7 +21,7 @@ from mlxdist.coordinator.training.nodes import started_nodes
 from mlxdist.coordinator.training.prepare import Prepared, prepare
 from mlxdist.coordinator.training.saver import Saver
 from mlxdist.coordinator.training.startup import Start, announce, closing_sentences, start
-from mlxdist.coordinator.training.state import State
+from mlxdist.coordinator.training.state import State, take_previous
 from mlxdist.coordinator.training.validation import Validation
 from mlxdist.protocol.errors import MlxdistError, SaveError
 
@@ -33,10 +33,13 @@ def run(
     hosts: Hosts,
     *,
     resume: bool,
+    previous: bool = False,
     environ: Mapping[str, str],
     clock: Callable[[], float] = time.monotonic,
 ) -> int:
     """Trains, and returns the command's exit code: 0 all steps done, 130 interrupted after a save.
+
+    `previous`: a resumed run goes on from the state before the last one, which is dropped.
 
     Raises MlxdistError, whose `exit_code` is the command's: 1 the run could not go on, 2 nothing was trained.
     """
@@ -54,7 +57,9 @@ def run(
     ):
         report = Reporter(folder, display, clock=clock)
         try:
-            prepared = prepare(config, hosts, folder, report, resume=resume)
+            prepared = prepare(config, hosts, folder, report, resume=resume, previous=previous)
+            if previous:
+                take_previous(folder)  # before the events of its later steps are cut off
             if resume:
                 report.resume_after(prepared.steps_done)
             with started_nodes(prepared, hosts, folder, report, clock) as fleet:

@@ -19,7 +19,8 @@ from mlxdist.protocol.methods import DPO, LABELS, METHODS
 from tests.coordinator.training.watched import Recorder, Watched, leaves_without_reference
 from tests.laws.preference_cases import BATCH, case_of, labelled, pairs
 from tests.laws.preference_runs import assert_equals_one_machine, evaluate_here, train_here, train_plainly, with_rows
-from tests.memory_cluster import MemoryCluster, MemoryNode
+from tests.memory_cluster import MemoryCluster
+from tests.memory_nodes import MemoryNode
 
 
 @pytest.fixture

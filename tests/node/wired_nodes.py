@@ -11,7 +11,8 @@ from mlxdist.protocol.transport import CONTROL, Parcel
 from mlxdist.protocol.vectors import Vector
 from mlxdist.protocol.wire import Frames, decode, encode
 from tests.coordinator.cluster.scripted_node import new_cluster
-from tests.memory_cluster import MemoryNode, RunningCluster
+from tests.memory_cluster import RunningCluster
+from tests.memory_nodes import MemoryNode
 
 
 class Wires(RunningCluster):

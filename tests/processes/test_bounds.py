@@ -22,7 +22,7 @@ from mlxdist.protocol.transport import CONTROL
 from mlxdist.protocol.wire import decode
 from scripts.local_cluster import free_ports
 from tests.coordinator.cluster.scripted_node import CANARY, introduction
-from tests.memory_cluster import Wire
+from tests.memory_nodes import Wire
 from tests.processes.thread_nodes import HERE, Coordinator, ThreadNode, config_of, start_coordinator
 
 # ---- logs

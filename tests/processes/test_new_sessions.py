@@ -21,7 +21,7 @@ from mlxdist.protocol.wire import encode
 from scripts.local_cluster import free_ports
 from tests.coordinator.cluster.scripted_node import PARTIAL, Bench, ScriptedNode, working
 from tests.faults.fault_proxy import DOWN, UP, Proxy, Seen, wait_for
-from tests.memory_cluster import Wire
+from tests.memory_nodes import Wire
 from tests.processes.thread_nodes import HERE, Loads, config_of, request, start_coordinator, thread_nodes
 
 # ---- what the coordinator does with a new connection

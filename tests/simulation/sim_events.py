@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from tests.memory_cluster import Wire
+from tests.memory_nodes import Wire
 from tests.simulation.sim_nodes import MOST_LEAVES
 from tests.simulation.sim_world import World
 

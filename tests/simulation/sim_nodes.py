@@ -19,7 +19,8 @@ from mlxdist.protocol.transport import CONTROL
 from mlxdist.protocol.tree import Span
 from mlxdist.protocol.vectors import Vector
 from mlxdist.protocol.wire import Frames, decode
-from tests.memory_cluster import MemoryCluster, MemoryWorker, PretendedEngine, WorkerEndedError
+from tests.memory_cluster import MemoryCluster
+from tests.memory_nodes import MemoryWorker, PretendedEngine, WorkerEndedError
 
 MOST_LEAVES = 12
 ELEMENTS = MOST_LEAVES + 3

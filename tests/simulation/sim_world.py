@@ -21,7 +21,8 @@ from mlxdist.protocol.tree import Span, TreeSum
 from mlxdist.protocol.vectors import Vector
 from mlxdist.protocol.wire import Frames, decode
 from tests.coordinator.cluster.scripted_node import leaf_of, new_cluster, state_of
-from tests.memory_cluster import Move, SummingCluster, Wire, split_at
+from tests.memory_cluster import Move, SummingCluster, split_at
+from tests.memory_nodes import Wire
 from tests.simulation.sim_nodes import ELEMENTS, SimSupervisor, SimWorker, Surroundings, gradient_of, numbers_of
 
 TICK = 1.0  # seconds; shorter than a beat
@@ -317,8 +318,8 @@ class World(SummingCluster, Surroundings):
 
     def post(self, channel: str, peer: bytes, frames: Frames) -> None:
         """Delivers a message from any peer. One that is stale by its header must change nothing."""
-        for _ in range(2):  # the first sends what the time brings, the second knows which of it could not be sent
-            self.pump()  # nothing of that is the message's doing
+        for _ in range(2):  # a connection is found closed, then suspect: what time brings is not the message's doing
+            self.pump()
         if is_probe(frames):
             super().post(channel, peer, frames)
             self.pump()

@@ -4,7 +4,6 @@ Names in the files may differ from those in mlx-lm's model, which renames and st
 the names in the files.
 """
 
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +14,9 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from mlxdist.coordinator.config.schema import LoraConfig
+from mlxdist.coordinator.storage.run_folder import read_json
 from mlxdist.protocol.errors import ConfigError
+from mlxdist.protocol.lora_targets import OTHER_SENSES, is_target
 from mlxdist.protocol.ranks import Module, ranks
 
 LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.(.+)\.weight$")
@@ -62,16 +63,48 @@ def find_model(model: str) -> Path | None:
     return Path(found).parent if isinstance(found, str) else None
 
 
+def files_of(model: str) -> ModelFiles | None:
+    """Returns the files of a model, by folder or hub id; None when they are not on this machine.
+
+    Raises ConfigError for a file that cannot be read.
+    """
+    folder = find_model(model)
+    return read_model(folder) if folder is not None else None
+
+
 def read_model(folder: Path) -> ModelFiles:
-    """Returns the configuration and the tensors in `folder`. Raises ConfigError for a file that cannot be read."""
+    """Returns the configuration and the tensors in `folder`, without those for images.
+
+    Opening a safetensors file compares its size, and the offsets of its tensors, with its header.
+
+    Raises ConfigError for a file that cannot be read or is cut, and for one of several that is missing.
+    """
     path, tensors = folder / "config.json", dict[str, Tensor]()
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = read_json(path)
         for path in sorted(folder.glob("model*.safetensors")):
             tensors.update(_header(path))
+        path = folder / "model.safetensors.index.json"
+        if tensors and path.exists():
+            _check_shards(path)
     except (OSError, ValueError, SafetensorError) as error:
         raise ConfigError(f"{path}: cannot be read ({error}); fetch the model again") from error
-    return ModelFiles(config, tensors)
+    text = {name: tensor for name, tensor in tensors.items() if OTHER_SENSES.isdisjoint(name.split("."))}
+    return ModelFiles(config, text)
+
+
+def _check_shards(index: Path) -> None:
+    """Raises ValueError where some files of the index are there, and others are not.
+
+    A model that was converted may still have the index of the old one, of whose files none is there.
+    """
+    weights = read_json(index).get("weight_map")
+    if not isinstance(weights, dict):
+        raise ValueError("it has no weight_map")
+    names = {str(name) for name in weights.values()}
+    missing = sorted(name for name in names if not (index.parent / name).is_file())
+    if missing and len(missing) < len(names):
+        raise ValueError(f"it names {missing[0]}, which is missing")
 
 
 def _header(path: Path) -> Iterator[tuple[str, Tensor]]:
@@ -90,7 +123,8 @@ def _bits(dtype: str) -> int:
 
 def adapter_elements(files: ModelFiles, lora: LoraConfig) -> int:
     """Returns the number of trainable parameters of a LoRA adapter on this model; ranks by_kl count as by_bits."""
-    modules, sizes = _targets(files, lora.target_modules)
+    targets = lora.target_modules
+    modules, sizes = _targets(files, [targets] if isinstance(targets, str) else targets)
     layers = 1 + max((layer for layer, _ in sizes.values()), default=-1)
     first = 0 if lora.num_layers < 0 else layers - lora.num_layers
     rank_of = ranks(modules, lora.rank, lora.rank_scaling, {})
@@ -103,7 +137,7 @@ def _targets(files: ModelFiles, names: Sequence[str]) -> tuple[list[Module], dic
     modules, sizes = [], {}
     for name, tensor in files.tensors.items():
         found = LAYER.search(name)
-        if found is None or not any(found[2] == one or found[2].endswith(f".{one}") for one in names):
+        if found is None or len(tensor.shape) < 2 or not any(is_target(found[2], one) for one in names):
             continue
         path, (*experts, outputs, inputs) = name.removesuffix(".weight"), tensor.shape
         bits = 0

@@ -4,10 +4,15 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from mlxdist.coordinator.report.goodput import Redone, StepTime
 from mlxdist.coordinator.storage.run_folder import write_aside
+
+KEYS = MappingProxyType(
+    {"train": {"step", "loss"}, "val": {"step", "loss", "metrics"}, "checkpoint": {"step", "best", "path"}}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +62,8 @@ def read_history(path: Path) -> History:
         elif kind == "stage" and "steps_again" in event:
             redone = Redone(
                 redone.steps + event["steps_again"],
-                redone.seconds + event["seconds_lost"],
-                redone.leaves + event["leaves_recomputed"],
+                redone.seconds + event.get("seconds_lost", 0.0),
+                redone.leaves + event.get("leaves_recomputed", 0),
             )
     return History(train, vals, best, wall, peak, times, redone, pauses)
 
@@ -95,7 +100,7 @@ def trim_metrics(path: Path, last_step: int) -> None:
 
 
 def _events(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Yields each whole line with its event; torn lines are passed over."""
+    """Yields each whole line with its event; torn lines, and those that lack a key of their event, are passed over."""
     if not path.exists():
         return
     with path.open("rb") as lines:
@@ -104,5 +109,5 @@ def _events(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
                 event = json.loads(line)
             except ValueError:
                 continue
-            if isinstance(event, dict):
+            if isinstance(event, dict) and KEYS.get(str(event.get("event")), set()) <= event.keys():
                 yield line.rstrip(b"\n"), event

@@ -1,6 +1,8 @@
 """A run before its nodes start: the rows are read, the settings fitted to the machines, a resumed run is checked."""
 
 from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
 
 from mlxdist.coordinator.batch.batch_order import total_steps
 from mlxdist.coordinator.config.hosts import Hosts
@@ -8,10 +10,22 @@ from mlxdist.coordinator.config.run_spec import run_spec
 from mlxdist.coordinator.config.schema import RunConfig
 from mlxdist.coordinator.data.load import Dataset, read
 from mlxdist.coordinator.memory.fit import fit, kept_settings, this_machine
+from mlxdist.coordinator.memory.model_files import files_of
 from mlxdist.coordinator.memory.node_memory import NodeMemory
 from mlxdist.coordinator.report.reporter import Reporter
+from mlxdist.coordinator.storage.adapter_files import load_adapter
+from mlxdist.coordinator.storage.first_reading import first_reading
 from mlxdist.coordinator.storage.run_folder import RunFolder
-from mlxdist.coordinator.training.resume import Earlier, check_same_bits, earlier_sessions, resume_notes
+from mlxdist.coordinator.training.resume import (
+    Earlier,
+    check_same_bits,
+    check_same_run,
+    earlier_config,
+    earlier_sessions,
+    facts_of,
+    resume_notes,
+    saved_reference,
+)
 from mlxdist.protocol.messages import RunSpec
 
 
@@ -34,17 +48,30 @@ class Prepared:
         return self.earlier.state.step if self.earlier is not None else 0
 
 
-def prepare(config: RunConfig, hosts: Hosts, folder: RunFolder, report: Reporter, *, resume: bool) -> Prepared:
-    """Reads and checks everything that needs no node.
+def prepare(
+    config: RunConfig, hosts: Hosts, folder: RunFolder, report: Reporter, *, resume: bool, previous: bool = False
+) -> Prepared:
+    """Reads and checks everything that needs no node; files that are damaged are found before the rows are read.
+
+    `previous`: resumes from the state before the last one.
 
     Raises UserError for data, settings or a machine that do not fit, and for a run that cannot be resumed with them.
     """
-    dataset = read(config, progress=report.stage)
-    earlier = earlier_sessions(folder) if resume else None
+    earlier = earlier_sessions(folder, previous=previous) if resume else None
+    before = None
+    if earlier is not None:
+        before = earlier_config(folder, earlier.settings)
+    elif config.lora.init_adapter:
+        load_adapter(Path(config.lora.init_adapter))  # and again when the nodes have told its shapes
+    files_of(config.model)  # and again when the rows are known
+    dataset = read(config, progress=report.stage, moment=first_reading(folder, datetime.now()))
     notes: list[str] = []
     if earlier is not None:
-        config = kept_settings(folder, config)
-        notes = resume_notes(folder, config, dataset.digest)
+        config = kept_settings(earlier.settings, config)
+        notes = resume_notes(before, folder, config, dataset.digest)
+        check_same_run(earlier, folder, facts_of(config, dataset.digest))
+        if earlier.state.step:
+            saved_reference(config, folder)
     elif resume:
         notes = ["the run had ended before anything was saved, and starts again at its first step"]
     rows = [each for each in (dataset.train, dataset.valid) if each is not None]

@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-from safetensors.numpy import load_file, save
+from typing import Any
 
 from mlxdist.coordinator.batch.row_store import Rows
 from mlxdist.coordinator.config.advice import learning_rate_advice
@@ -17,19 +16,25 @@ from mlxdist.coordinator.plan.estimates import busy_nodes, size_for_all
 from mlxdist.coordinator.report.format import count
 from mlxdist.coordinator.report.reporter import Reporter
 from mlxdist.coordinator.storage.run_folder import RunFolder, write_bytes, write_json
+from mlxdist.coordinator.storage.sealed import seal
 from mlxdist.coordinator.training import initial_adapter as adapters
 from mlxdist.coordinator.training.optimizer import optimizer_of
 from mlxdist.coordinator.training.prepare import Prepared
-from mlxdist.coordinator.training.resume import continued, validation_changed
+from mlxdist.coordinator.training.resume import (
+    REFERENCE,
+    REFERENCE_FILE,
+    continued,
+    facts_of,
+    keeps_reference,
+    saved_reference,
+    validation_changed,
+)
 from mlxdist.coordinator.training.state import State, identity_of
 from mlxdist.protocol import manifest as manifests
-from mlxdist.protocol.errors import UserError
 from mlxdist.protocol.manifest import Manifest
 from mlxdist.protocol.methods import METHODS
 from mlxdist.protocol.numerics import Promise
 from mlxdist.protocol.vectors import Vector
-
-REFERENCE_FILE = "reference.safetensors"
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ class Start:
     method: Method
     state: State
     manifest: Manifest
-    identity: dict[str, str]  # what the state belongs to, see `identity_of`
+    identity: dict[str, Any]  # what the state belongs to, see `identity_of` and `facts_of`
     ready: int  # nodes
     promise: Promise
 
@@ -54,6 +59,7 @@ def start(prepared: Prepared, hosts: Hosts, folder: RunFolder, fleet: Fleet, rep
     manifest = introduction.manifest
     method = method_of(config, dataset.train, dataset.valid)
     identity = identity_of(prepared.spec.numerics_id, manifest, introduction.model_hash, dataset.valid_digest)
+    facts = facts_of(config, dataset.digest)
     if earlier is None:
         state = first_state(config, manifest, method)
     else:
@@ -65,7 +71,7 @@ def start(prepared: Prepared, hosts: Hosts, folder: RunFolder, fleet: Fleet, rep
     fleet.send_adapter(state.step, state.adapter)
     needed = hosts.coordinator.min_nodes
     ready = fleet.wait_for_nodes(max(len(hosts.nodes), needed), needed, config.timing.start_timeout)
-    return Start(method, state, manifest, identity, ready, fleet.promise())
+    return Start(method, state, manifest, identity | facts, ready, fleet.promise())
 
 
 def announce(prepared: Prepared, start: Start, folder: RunFolder, report: Reporter) -> None:
@@ -95,7 +101,7 @@ def method_of(config: RunConfig, rows: Rows, valid: Rows | None) -> Method:
 def first_state(config: RunConfig, manifest: Manifest, method: Method) -> State:
     """Returns the state before the first step: with the adapter that the run was given, or a fresh one."""
     if config.lora.init_adapter:
-        vector = adapters.start_from(Path(config.lora.init_adapter), manifest)
+        vector = adapters.start_from(Path(config.lora.init_adapter), manifest, config.lora.scale)
     else:
         vector = adapters.draw(manifest, config.batch.seed)
     return State(vector, optimizer_of(config.train).init(len(vector)), method.unknown_references())
@@ -104,23 +110,13 @@ def first_state(config: RunConfig, manifest: Manifest, method: Method) -> State:
 def reference(config: RunConfig, folder: RunFolder, state: State) -> Vector | None:
     """Returns the reference's adapter: None for the base model, else that of step 0, kept beside the state.
 
-    Raises UserError where a resumed run lacks that file.
+    Raises UserError where a resumed run lacks that file, or it is damaged.
     """
-    if not METHODS[config.method].reference or config.preference.reference == "base":
-        return None
-    path = folder.state / REFERENCE_FILE
-    if state.step == 0:
-        data = save({"reference": state.adapter})
-        write_bytes(path, data)
-        return state.adapter
-    try:
-        vector: Vector = load_file(path)["reference"]
-    except OSError as error:
-        raise UserError(
-            f"{path} cannot be read ({error}), and the run cannot go on without its reference. Restore the file, or "
-            "start a new run."
-        ) from None
-    return vector
+    if state.step or not keeps_reference(config):
+        return saved_reference(config, folder)
+    data = seal({REFERENCE: state.adapter}, facts_of(config, ""))
+    write_bytes(folder.state / REFERENCE_FILE, data)
+    return state.adapter
 
 
 def plan_sentences(config: RunConfig, manifest: Manifest, rows: int, steps: int | None, ready: int) -> Iterator[str]:

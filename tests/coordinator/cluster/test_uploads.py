@@ -21,7 +21,8 @@ from mlxdist.protocol.tree import TreeSum, fold
 from mlxdist.protocol.vectors import Vector
 from mlxdist.protocol.wire import Frames
 from tests.coordinator.cluster.scripted_node import MANIFEST, give_back, leaf_of, new_cluster
-from tests.memory_cluster import MemoryNode, Move, PretendedEngine, SummingCluster, split_at
+from tests.memory_cluster import Move, SummingCluster, split_at
+from tests.memory_nodes import MemoryNode, PretendedEngine
 
 Choice = Callable[[list[Move]], Callable[[], object]]
 

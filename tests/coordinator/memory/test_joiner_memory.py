@@ -16,7 +16,8 @@ from mlxdist.node.work.engine import Engine
 from tests.coordinator.training.watched import Recorder
 from tests.laws.memory_fleet import ListRows, make_row, memory_cluster, train_sft
 from tests.laws.model_folder import VOCABULARY
-from tests.memory_cluster import MemoryCluster, MemoryNode
+from tests.memory_cluster import MemoryCluster
+from tests.memory_nodes import MemoryNode
 
 GB = 10**9
 LARGE = {"memory_bytes": str(64 * GB), "system": "Darwin 24.1"}

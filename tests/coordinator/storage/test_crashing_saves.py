@@ -14,7 +14,7 @@ from mlxdist.coordinator.storage.adapter_files import load_adapter
 from mlxdist.coordinator.storage.checkpoints import best_checkpoint, list_checkpoints
 from mlxdist.coordinator.storage.open_run import open_run
 from mlxdist.coordinator.storage.run_folder import RunFolder, write_json
-from mlxdist.coordinator.training.state import load_state
+from mlxdist.coordinator.training.state import PREVIOUS, load_state
 from tests.coordinator.storage.crashing_saves import CUTS, save_step
 
 pytestmark = pytest.mark.slow
@@ -34,13 +34,13 @@ def deaths(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def files_of(folder: Path) -> dict[str, str]:
-    """Every file with its hash, and every link with where it leads."""
+    """Every file but the previous state with its hash, and every link with where it leads."""
     return {
         path.relative_to(folder).as_posix(): str(path.readlink())
         if path.is_symlink()
         else hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
-        if (path.is_file() or path.is_symlink()) and path.name not in ("manifest.json", "lock")
+        if (path.is_file() or path.is_symlink()) and path.name not in ("manifest.json", "lock", PREVIOUS)
     }
 
 
@@ -70,6 +70,15 @@ def test_the_state_is_the_old_or_the_new_one_and_whole(deaths: list[Path]) -> No
     assert found == {1, 2}
 
 
+def test_the_previous_state_is_whole_and_never_newer_than_the_last_one(deaths: list[Path]) -> None:
+    found = set()
+    for folder in deaths:
+        last, previous = load_state(RunFolder(folder))[0], load_state(RunFolder(folder), previous=True)[0]
+        assert set(previous.adapter.tolist()) == {float(previous.step)}
+        found.add((previous.step, last.step))
+    assert found == {(0, 1), (1, 1), (1, 2)}  # (1, 1): in the moment before the new state takes its place
+
+
 def test_every_checkpoint_that_is_listed_is_whole_and_the_best_is_always_there(deaths: list[Path]) -> None:
     for folder in deaths:
         listed = list_checkpoints(RunFolder(folder))
@@ -92,4 +101,5 @@ def test_the_save_that_was_cut_off_is_done_again_and_leaves_what_a_whole_one_doe
             assert not list(folder.rglob(".*.aside")), folder.name
             save_step(folder, 2)
         assert files_of(folder) == whole, folder.name
+        assert load_state(RunFolder(folder), previous=True)[0].step in (1, 2), folder.name
         assert os.readlink(folder / "checkpoints/best") == "step-00002-val0.5000"

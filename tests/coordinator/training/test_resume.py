@@ -1,6 +1,8 @@
 """The settings that a run may be resumed with: its length and its words may change, the meaning of a step never."""
 
+import errno
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,12 +17,24 @@ from mlxdist.coordinator.training.adamw import no_moments
 from mlxdist.coordinator.training.resume import (
     Earlier,
     check_same_bits,
+    check_same_run,
     continued,
+    earlier_config,
     earlier_sessions,
+    facts_of,
     resume_notes,
     validation_changed,
 )
-from mlxdist.coordinator.training.state import Best, State, identity_of, save_state
+from mlxdist.coordinator.training.state import (
+    FILE,
+    PREVIOUS,
+    Best,
+    State,
+    identity_of,
+    load_state,
+    save_state,
+    take_previous,
+)
 from mlxdist.protocol.errors import UserError
 
 DIGEST = "a"
@@ -34,14 +48,18 @@ def folder(tmp_path: Path) -> RunFolder:
     return run
 
 
+def notes(folder: RunFolder, config: RunConfig, digest: str = DIGEST) -> list[str]:
+    return resume_notes(earlier_config(folder, facts_of(CONFIG, DIGEST)["settings"]), folder, config, digest)
+
+
 def test_the_same_settings_and_data_need_no_word(folder: RunFolder) -> None:
-    assert resume_notes(folder, CONFIG, DIGEST) == []
-    assert resume_notes(folder, replace(CONFIG, output=Path("moved")), DIGEST) == []
+    assert notes(folder, CONFIG) == []
+    assert notes(folder, replace(CONFIG, output=Path("moved"))) == []
 
 
 def test_a_longer_run_goes_on_and_the_difference_is_said(folder: RunFolder) -> None:
     longer = replace(CONFIG, train=TrainConfig(steps=200, eval_every=10))
-    assert resume_notes(folder, longer, DIGEST) == [
+    assert notes(folder, longer) == [
         "resumed with another setting: train.steps was 100, is 200",
         "resumed with another setting: train.eval_every was 50, is 10",
     ]
@@ -50,25 +68,48 @@ def test_a_longer_run_goes_on_and_the_difference_is_said(folder: RunFolder) -> N
 def test_every_setting_that_changes_a_step_is_named_with_both_values(folder: RunFolder) -> None:
     other = replace(CONFIG, batch=BatchConfig(size=4), train=TrainConfig(learning_rate=1e-3))
     with pytest.raises(UserError) as caught:
-        resume_notes(folder, other, DIGEST)
+        notes(folder, other)
     assert "batch.size was 8, is 4; train.learning_rate was 0.0002, is 0.001" in str(caught.value)
     assert "lora.init_adapter" in str(caught.value)
 
 
 def test_other_training_rows_are_refused_wherever_the_file_stands(folder: RunFolder) -> None:
     with pytest.raises(UserError, match="the training rows, or how they are tokenized, are not the same"):
-        resume_notes(folder, CONFIG, "other")
+        notes(folder, CONFIG, "other")
     moved = replace(CONFIG, data=DataConfig(path="elsewhere.jsonl"))
-    assert len(resume_notes(folder, moved, DIGEST)) == 1
+    assert len(notes(folder, moved)) == 1
 
 
 def test_a_model_that_has_moved_is_no_other_model_and_other_files_are(folder: RunFolder) -> None:
     moved = replace(CONFIG, model="elsewhere/m")
-    assert resume_notes(folder, moved, DIGEST) == ['resumed with another setting: model was "m", is "elsewhere/m"']
+    assert notes(folder, moved) == ['resumed with another setting: model was "m", is "elsewhere/m"']
     with pytest.raises(UserError, match=r"its base model's files have changed \(hash aaaaaaaaaaaa, now bbbbbbbbbbbb\)"):
         continued(EARLIER, folder, {**IDENTITY, "model_hash": "b" * 64}, FRESH)
     with pytest.raises(UserError, match="its adapter's tensors have changed"):
         continued(EARLIER, folder, {**IDENTITY, "manifest": "c" * 64}, FRESH)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("[]", r"it holds \[\] in place of a JSON object"),
+        ("", "it is empty"),
+        ("{", "it is not JSON"),
+        ("\0" * 300, "it is not JSON"),
+        ("[" * 100_000, "it is nested too deeply"),
+        ("{}", r"it lacks method, batch\.size, batch\.grad_accum_steps and more"),
+        ('{"batch": []}', "it lacks method"),
+    ],
+)
+def test_a_damaged_config_is_said_in_one_sentence_and_the_run_can_do_without(
+    content: str, reason: str, folder: RunFolder
+) -> None:
+    folder.config.write_text(content)
+    with pytest.raises(UserError, match=f"config.json cannot be used: {reason}.*delete it") as caught:
+        notes(folder, CONFIG)
+    assert len(str(caught.value)) < 600
+    folder.config.unlink()
+    assert notes(folder, CONFIG) == ["config.json is gone: the settings that fix the bits are those in the state"]
 
 
 # ---- the state that was saved
@@ -120,6 +161,86 @@ def test_a_run_that_saved_nothing_starts_at_its_first_step_and_a_finished_one_wi
     assert earlier is not None
     assert earlier.state.step == 7
     assert {key: earlier.about[key] for key in IDENTITY} == IDENTITY
+
+
+def test_a_state_of_other_settings_or_rows_is_refused_and_the_one_before_it_offered_where_it_is_ours(
+    folder: RunFolder,
+) -> None:
+    ours = facts_of(CONFIG, DIGEST)
+    theirs = facts_of(replace(CONFIG, train=TrainConfig(learning_rate=1e-3, steps=7)), "b")
+    folder.state.mkdir()
+    for facts in (ours, theirs):
+        save_state(folder, STATE, {**IDENTITY, **facts})
+    swapped = earlier_sessions(folder)
+    assert swapped is not None
+    words = r"another run \(the training rows are not the same; train\.learning_rate was 0\.001, is 0\.0002\): "
+    with pytest.raises(UserError, match=words + "--resume previous goes on .* after step 7"):
+        check_same_run(swapped, folder, ours)
+    before = earlier_sessions(folder, previous=True)
+    assert before is not None
+    with pytest.raises(UserError, match=r"train\.learning_rate was 0\.0002, is 0\.001\): start the run again"):
+        check_same_run(before, folder, theirs)
+    check_same_run(swapped, folder, theirs)
+
+
+# ---- the two generations of the state
+
+
+def saved_twice(folder: RunFolder) -> None:
+    folder.state.mkdir()
+    for step in (6, 7):
+        save_state(folder, replace(STATE, moments=replace(STATE.moments, step=step)), IDENTITY)
+
+
+def steps_of(folder: RunFolder) -> tuple[int, int]:
+    return load_state(folder)[0].step, load_state(folder, previous=True)[0].step
+
+
+@pytest.mark.parametrize("damage", [b"", b"cut", None])
+def test_a_damaged_state_is_refused_with_the_one_before_it_which_is_taken_when_asked_for(
+    folder: RunFolder, damage: bytes | None
+) -> None:
+    saved_twice(folder)
+    last = folder.state / FILE
+    last.write_bytes(damage) if damage is not None else last.unlink()
+    with pytest.raises(UserError, match="--resume previous goes on from the state saved before it, after step 6") as e:
+        earlier_sessions(folder)
+    assert "\n" not in str(e.value)
+    earlier = earlier_sessions(folder, previous=True)
+    assert earlier is not None
+    assert earlier.state.step == 6
+    take_previous(folder)
+    assert steps_of(folder) == (6, 6)
+    save_state(folder, STATE, IDENTITY)
+    assert steps_of(folder) == (7, 6)
+    assert {path.name for path in folder.state.iterdir()} == {FILE, PREVIOUS}
+
+
+def test_where_both_generations_are_damaged_none_is_offered(folder: RunFolder) -> None:
+    saved_twice(folder)
+    for name in (FILE, PREVIOUS):
+        (folder.state / name).write_bytes((folder.state / name).read_bytes()[:-1])
+    for previous in (False, True):
+        with pytest.raises(UserError, match=r"cut or overwritten.*; start the run again, or .* lora\.init_adapter"):
+            earlier_sessions(folder, previous=previous)
+
+
+def test_a_run_with_one_save_has_no_previous_state(folder: RunFolder) -> None:
+    folder.state.mkdir()
+    save_state(folder, STATE, IDENTITY)
+    with pytest.raises(UserError, match=r"nothing to resume: .* has no state/previous\.safetensors"):
+        earlier_sessions(folder, previous=True)
+
+
+def test_generations_are_kept_on_a_disk_without_hard_links(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def link(*names: object) -> None:
+        raise OSError(errno.ENOTSUP, "no links here")
+
+    monkeypatch.setattr(os, "link", link)
+    saved_twice(folder)
+    assert steps_of(folder) == (7, 6)
+    take_previous(folder)
+    assert steps_of(folder) == (6, 6)
 
 
 def test_other_rows_kept_back_for_validation_are_other_training_rows() -> None:
