@@ -152,17 +152,21 @@ def launch(
 
     Ctrl-C saves the last step and stops; the same command with --resume goes on from there.
     """
-    from mlxdist.coordinator.config.hosts import local_only
-    from mlxdist.coordinator.config.load import load_config
+    from mlxdist.interrupts import interruptible
 
-    more_open_files()
-    cluster = _cluster(hosts, nodes)
-    local_only(cluster)
-    config = load_config(run or cluster.run, set_ or ())
+    with interruptible():
+        from mlxdist.coordinator.config.hosts import local_only
+        from mlxdist.coordinator.config.load import load_config
 
-    from mlxdist.coordinator.run import run as train
+        more_open_files()
+        cluster = _cluster(hosts, nodes)
+        local_only(cluster)
+        config = load_config(run or cluster.run, set_ or ())
 
-    sys.exit(train(config, cluster, resume=resume is not None, previous=resume == "previous", environ=os.environ))
+        from mlxdist.coordinator.run import run as train
+
+        previous = resume == "previous"
+        sys.exit(train(config, cluster, resume=resume is not None, previous=previous, environ=os.environ))
 
 
 @app.command()

@@ -23,6 +23,8 @@ NotNegative = Annotated[float, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]  # 0 and 1 included
 Part = Annotated[float, Meta(ge=0, lt=1)]  # 1 excluded
 
+WARMUP_SHARE = 0.1  # of the run, for warmup_steps = "auto"
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
@@ -81,7 +83,7 @@ class TrainConfig:
 
     steps: Count | None = 100  # optimizer updates; None when epochs or max_hours says it
     epochs: Positive | None = None  # times through the data, instead of steps
-    max_hours: Positive | None = None  # hours of training, instead of steps
+    max_hours: Positive | None = None  # hours of training in all sessions, instead of steps; the schedule follows them
     learning_rate: Annotated[float, Meta(gt=0, le=1)] = 2e-4  # peak; dpo, kto: 5e-5
     schedule: Literal["constant", "linear", "cosine"] = "constant"  # after the warmup; dpo, kto: cosine
     warmup_steps: CountOrOff | Literal["auto"] = 0  # linear, from the first step on; "auto" = a tenth, as for dpo, kto
@@ -157,7 +159,10 @@ class RunConfig:
 
 
 def warmup_steps(train: TrainConfig, total_steps: int) -> int:
-    """Returns the warmup of a run of `total_steps`: for "auto" a tenth of them, rounded up as Hugging Face does."""
+    """Returns the warmup of a run of `total_steps`: for "auto" a tenth of them, rounded up as Hugging Face does.
+
+    A run limited by time warms up over `WARMUP_SHARE` of its hours instead, see `schedule.learning_rate_by_time`.
+    """
     return -(-total_steps // 10) if train.warmup_steps == "auto" else train.warmup_steps
 
 

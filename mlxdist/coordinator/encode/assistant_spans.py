@@ -148,15 +148,30 @@ def _behind_words(whole: Conversation, place: int, start: int) -> int | None:
 
     Words that change what follows, such as a call that a tool's answer repeats, say nothing of the end.
     """
+    loose = None
     for other in _rewordings(whole, place):
-        behind = len(other.text) - 1 - other.text.rindex(other.word)
-        if common_suffix(whole.text[start:], other.text[start:]) != behind:
-            continue
-        end = len(whole.text) - behind
+        behind = other.text.rpartition(other.word)[2]
         shut = whole.with_turn(place, other.message, place + 1) or ""
         closing = shut.rpartition(other.word)[2] if other.word in shut else ""
-        return end + common_prefix(whole.text[end:], closing)
-    return None
+        closed = _shared_closing(behind, closing)
+        rest = len(behind) - closed  # what follows the turn
+        if common_suffix(whole.text[start:], other.text[start:]) < rest:
+            continue
+        if closed or not closing.strip():
+            return len(whole.text) - rest
+        # nothing closes the turn as it did at the end: the last word may be a repetition behind the turn
+        loose = len(whole.text) - rest if loose is None else loose
+    return loose
+
+
+def _shared_closing(behind: str, closing: str) -> int:
+    """The characters of `behind` that close a turn, where `closing` does so at the end of a conversation.
+
+    The last tag that both begin with may be the next turn's header; it closes the turn where no other tag does.
+    """
+    shared = common_prefix(behind, closing)
+    whole_tags = _before_tag(behind[:shared])
+    return whole_tags if behind[:whole_tags].strip() else shared
 
 
 def _rewordings(whole: Conversation, place: int) -> Iterator[Reworded]:
@@ -182,6 +197,8 @@ def _variants(message: Message, word: str) -> Iterator[Message]:
         changed = [{**call, "function": function} for call, function in zip(calls, functions, strict=True)]
         yield {**reworded, "tool_calls": changed}
     yield reworded
+    if calls:  # a template may refuse words in more than one field, and show none but the call's
+        yield {**message, "tool_calls": [_reworded_call(call, word, None) for call in calls]}
     plain = {"role": message["role"], "content": word}
     if plain != reworded:
         yield plain

@@ -36,6 +36,7 @@ class History:
     step_times: Mapping[int, StepTime] = field(default_factory=dict)  # by step
     redone: Redone = field(default_factory=Redone)
     pauses: Mapping[int, float] = field(default_factory=dict)  # seconds in evaluations, by step
+    elapsed: Mapping[int, float] = field(default_factory=dict)  # seconds of training up to the end of a step, by step
 
 
 def read_history(path: Path) -> History:
@@ -45,6 +46,7 @@ def read_history(path: Path) -> History:
     best: BestVal | None = None
     times: dict[int, StepTime] = {}
     pauses: dict[int, float] = {}
+    elapsed: dict[int, float] = {}
     wall, peak, redone = 0.0, None, Redone()
     for _, event in _events(path):
         wall = max(wall, event.get("wall_seconds") or 0.0)
@@ -52,6 +54,8 @@ def read_history(path: Path) -> History:
         if kind == "train":
             train[step] = event["loss"]
             times[step] = _step_time(event)
+            if event.get("elapsed_seconds") is not None:
+                elapsed[step] = event["elapsed_seconds"]
             gb = event.get("peak_gb")
             peak = gb if peak is None else max(peak, gb or 0.0)
         elif kind == "val":
@@ -65,7 +69,7 @@ def read_history(path: Path) -> History:
                 redone.seconds + event.get("seconds_lost", 0.0),
                 redone.leaves + event.get("leaves_recomputed", 0),
             )
-    return History(train, vals, best, wall, peak, times, redone, pauses)
+    return History(train, vals, best, wall, peak, times, redone, pauses, elapsed)
 
 
 def _step_time(event: Mapping[str, Any]) -> StepTime:

@@ -1,5 +1,6 @@
 """A run before its nodes start: the rows are read, the settings fitted to the machines, a resumed run is checked."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -23,8 +24,10 @@ from mlxdist.coordinator.training.resume import (
     earlier_config,
     earlier_sessions,
     facts_of,
+    recorded_seconds,
     resume_notes,
     saved_reference,
+    seam_notes,
 )
 from mlxdist.protocol.messages import RunSpec
 
@@ -39,6 +42,7 @@ class Prepared:
     total_steps: int | None  # None where only the time is limited
     memory: NodeMemory  # what a node must hold
     earlier: Earlier | None  # what a resumed run goes on from
+    recorded_seconds: Mapping[int, float]  # by step, of the steps that a resumed run does again
     data_notes: tuple[str, ...]  # what the person should know of the rows, and of settings that a resumed run changes
     memory_notes: tuple[str, ...]
 
@@ -69,6 +73,7 @@ def prepare(
     if earlier is not None:
         config = kept_settings(earlier.settings, config)
         notes = resume_notes(before, folder, config, dataset.digest)
+        notes += seam_notes(before, config, len(dataset.train), earlier.state)
         check_same_run(earlier, folder, facts_of(config, dataset.digest))
         if earlier.state.step:
             saved_reference(config, folder)
@@ -86,6 +91,7 @@ def prepare(
         total_steps=total_steps(config.train, len(dataset.train), config.batch, config.method),
         memory=fitted.memory,
         earlier=earlier,
+        recorded_seconds=recorded_seconds(folder, earlier.state.step if earlier is not None else 0) if resume else {},
         data_notes=(*notes, *dataset.notes),
         memory_notes=fitted.notes,
     )

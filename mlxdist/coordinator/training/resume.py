@@ -5,12 +5,15 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mlxdist.coordinator.batch.batch_order import total_steps
 from mlxdist.coordinator.config.keys import flat
 from mlxdist.coordinator.config.schema import RunConfig, as_json
 from mlxdist.coordinator.methods.reference_logps import References, unknown
+from mlxdist.coordinator.report.history import read_history
 from mlxdist.coordinator.storage.run_folder import RunFolder, read_json
 from mlxdist.coordinator.storage.sealed import read_sealed
-from mlxdist.coordinator.training.state import FILE, PREVIOUS, Best, State, cure, load_state
+from mlxdist.coordinator.training.schedule import schedule_phrase, step_learning_rate
+from mlxdist.coordinator.training.state import FILE, PREVIOUS, Best, State, cure, is_over, load_state
 from mlxdist.protocol.errors import UserError
 from mlxdist.protocol.methods import METHODS
 from mlxdist.protocol.vectors import Vector
@@ -20,8 +23,9 @@ REFERENCE, REFERENCE_FILE = "reference", "reference.safetensors"
 # Keys that change how long a run is, what it says and what it keeps, but not what a step means. The data and the model
 # are compared by what was read from them, so that they may have moved.
 FREE = ("model", "output", "data.", "timing.")
+LENGTHS = ("steps", "epochs", "max_hours")
 FREE_OF_TRAIN = (
-    *("steps", "epochs", "max_hours", "report_every", "eval_every", "eval_rows", "save_every", "keep_checkpoints"),
+    *(*LENGTHS, "report_every", "eval_every", "eval_rows", "save_every", "keep_checkpoints"),
     *("best_by", "early_stop_evals", "report_memory", "audit"),
 )
 
@@ -52,6 +56,12 @@ def earlier_sessions(folder: RunFolder, *, previous: bool = False) -> Earlier | 
     if not previous and not any(path.exists() for path in saved):
         return None
     return Earlier(*load_state(folder, previous=previous), previous)
+
+
+def recorded_seconds(folder: RunFolder, after: int) -> dict[int, float]:
+    """Returns the training time that was told after each step behind the saved step `after`: these are done again."""
+    told = read_history(folder.metrics_jsonl).elapsed
+    return {step: seconds for step, seconds in told.items() if step > after}
 
 
 def facts_of(config: RunConfig, data_digest: str) -> dict[str, Any]:
@@ -98,6 +108,29 @@ def resume_notes(before: Mapping[str, Any] | None, folder: RunFolder, config: Ru
             "Restore the old values, or start a new run from its adapter with lora.init_adapter."
         )
     return [f"resumed with another setting: {key} was {old}, is {new}" for key, old, new in changed if key != "output"]
+
+
+def seam_notes(before: Mapping[str, Any] | None, config: RunConfig, rows: int, state: State) -> Iterator[str]:
+    """Yields the learning rate of the next step with this length of the run and with that in `config.json` (`before`).
+
+    Nothing where the length is the same or not known, or where no step is left. `rows`: the training rows.
+    """
+    now = config.train
+    lengths: dict[str, Any] = {key: ((before or {}).get("train") or {}).get(key) for key in LENGTHS}
+    if not any(lengths.values()):
+        return
+    earlier = replace(now, **lengths)
+    steps = total_steps(now, rows, config.batch, config.method)
+    if earlier == now or is_over(now, steps, state):
+        return
+    steps_before = total_steps(earlier, rows, config.batch, config.method)
+    rate = step_learning_rate(now, state.step + 1, steps, state.elapsed_seconds)
+    rate_before = step_learning_rate(earlier, state.step + 1, steps_before, state.elapsed_seconds)
+    yield (
+        f"the run has another length: the learning rate of step {state.step + 1} is {rate:.4g} "
+        f"({schedule_phrase(now, steps)}), with the earlier length it would be {rate_before:.4g} "
+        f"({schedule_phrase(earlier, steps_before)})"
+    )
 
 
 def check_same_run(earlier: Earlier, folder: RunFolder, facts: Mapping[str, Any]) -> None:

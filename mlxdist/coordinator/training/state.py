@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from mlxdist.coordinator.config.schema import TrainConfig
 from mlxdist.coordinator.methods.reference_logps import References, unknown
 from mlxdist.coordinator.storage.run_folder import RunFolder, keep_as, write_bytes
 from mlxdist.coordinator.storage.sealed import read_sealed, seal
@@ -20,7 +21,7 @@ from mlxdist.protocol.manifest import Manifest, identity
 from mlxdist.protocol.vectors import Vector
 
 FILE, PREVIOUS = "resume.safetensors", "previous.safetensors"
-VERSION = 3
+VERSION = 4
 ADAPTER, REFERENCES, VALID_REFERENCES = "adapter", "references", "valid_references"  # the rest are moments
 
 
@@ -42,11 +43,26 @@ class State:
     references: References = field(default_factory=lambda: unknown(0, 0, 0))
     best: Best = field(default_factory=Best)
     eval_rows: int = 0  # the number that "auto" stands for; 0 while unknown
+    elapsed_seconds: float = 0.0  # of training up to the end of the last step, over all sessions
 
     @property
     def step(self) -> int:
         """The number of steps done."""
         return self.moments.step
+
+
+def is_over(train: TrainConfig, total_steps: int | None, state: State) -> bool:
+    """Returns true after the last step: all are taken, the hours are used, or evaluations brought no better one."""
+    if stops_early(train.early_stop_evals, state):
+        return True
+    if total_steps is not None:
+        return state.step >= total_steps
+    return train.max_hours is not None and state.elapsed_seconds >= 3600 * train.max_hours
+
+
+def stops_early(early_stop_evals: int, state: State) -> bool:
+    """Returns true after so many evaluations without a better one; 0 turns this off."""
+    return 0 < early_stop_evals <= state.best.evals_since
 
 
 def save_state(run: RunFolder, state: State, identity: Mapping[str, object]) -> None:
@@ -55,7 +71,7 @@ def save_state(run: RunFolder, state: State, identity: Mapping[str, object]) -> 
     Raises SaveError, and then keeps the old one.
     """
     about = {"version": VERSION, "step": state.step, "best": asdict(state.best), "eval_rows": state.eval_rows}
-    about |= {"saved_forwards": state.references.saved_forwards, **identity}
+    about |= {"elapsed_seconds": state.elapsed_seconds, "saved_forwards": state.references.saved_forwards, **identity}
     references = state.references
     tensors = {ADAPTER: state.adapter, **state.moments.vectors}
     tensors |= {REFERENCES: references.train, VALID_REFERENCES: references.valid}
@@ -108,11 +124,14 @@ def _read_state(path: Path) -> tuple[State, dict[str, Any]]:
     """Raises OSError or ValueError, with the reason as a clause."""
     vectors, about = read_sealed(path)
     if about.get("version") != VERSION:
-        raise ValueError(f"it was written by another version of mlxdist (state version {about.get('version')})")
+        raise ValueError(
+            f"it was written by another version of mlxdist (state version {about.get('version')}, not {VERSION})"
+        )
     try:
         adapter, train, valid = (vectors.pop(name) for name in (ADAPTER, REFERENCES, VALID_REFERENCES))
         references = References(train, valid, about["saved_forwards"])
         moments = Moments(about["step"], vectors)
-        return State(adapter, moments, references, Best(**about["best"]), about["eval_rows"]), about
+        best, elapsed = Best(**about["best"]), about["elapsed_seconds"]
+        return State(adapter, moments, references, best, about["eval_rows"], elapsed), about
     except (KeyError, TypeError) as error:
         raise ValueError(f"it lacks a part ({error})") from None

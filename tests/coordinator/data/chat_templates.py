@@ -128,6 +128,29 @@ DECLARES = (
     "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.name }};{% endfor %}{% endfor %}" + CHATML
 )
 
+# A conversation that no answer follows is closed once more, by a token that begins as the next turn's header does.
+PHI = (
+    "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content or '' }}"
+    + _CALLS
+    + "<|end|>\n{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% else %}<|eot_id|>{% endif %}"
+)
+# Beside a call there is one field of words, shown only where no answer follows; the last answer has an end of its own.
+OSS = (
+    "{% set ns = namespace(name='') %}{% for m in messages %}{% if m.tool_calls %}"
+    "{% set final = namespace(follows=false) %}{% for later in messages[loop.index:] %}"
+    "{% if later.role == 'assistant' and not later.tool_calls %}{% set final.follows = true %}{% endif %}{% endfor %}"
+    "{% if m.content and m.reasoning_content %}{{ raise_exception('content and reasoning beside calls') }}{% endif %}"
+    "{% set ns.name = m.tool_calls[0].function.name %}<|start|>assistant{% if not final.follows %}"
+    "{{ m.content or m.reasoning_content }}{% endif %} to={{ ns.name }}<|message|>"
+    "{{ m.tool_calls[0].function.arguments | tojson }}<|end|>{% elif m.role == 'assistant' %}<|start|>assistant"
+    "{% if loop.last and m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+    "<|message|>{{ m.content }}{{ '<|eot_id|>' if loop.last else '<|end|>' }}{% elif m.role == 'tool' %}"
+    "{% if not ns.name %}{{ raise_exception('a tool answers a call') }}{% endif %}"
+    "<|start|>{{ ns.name }} to=assistant<|message|>{{ m.content }}<|end|>"
+    "{% else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+
 _CHATML_TURN = r"<\|im_start\|>assistant\n(.*?<\|im_end\|>\n)"
 
 
@@ -150,6 +173,8 @@ FAMILIES = {
     # the token of the next turn ends this one; the row's last turn gets the end token
     "glm": Family(GLM, r"<\|assistant\|>(.*?(?:<\|user\|>|<\|observation\|>|</s>|(?=<\|assistant\|>)|$))"),
     "deepseek": Family(DEEPSEEK, r"<\|assistant\|>(.*?</s>)"),
+    "phi": Family(PHI, r"<\|assistant\|>\n(.*?<\|end\|>\n(?:<\|eot_id\|>)?)"),
+    "oss": Family(OSS, r"<\|start\|>assistant(.*?(?:<\|end\|>|<\|eot_id\|>))"),
     "harmony": Family(HARMONY, r"<\|start\|>assistant(.*?<\|end\|>)"),
     "strict": Family(STRICT, _CHATML_TURN),
     "r1": Family(R1, r"(?:<\|assistant\|>|\[/RESULT\](?!<\|user\|>|$))(.*?</s>)"),

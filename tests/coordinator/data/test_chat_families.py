@@ -19,8 +19,9 @@ DONE = {"role": "assistant", "content": "12 degrees."}
 THOUGHT = {**DONE, "reasoning_content": "cold, I think"}
 
 
-def call(*names: str, **fields: Any) -> dict[str, Any]:
-    calls = [{"id": "c", "type": "function", "function": {"name": name, "arguments": {"of": "x"}}} for name in names]
+def call(*names: str, arguments: Any = None, **fields: Any) -> dict[str, Any]:
+    given = {"of": "x"} if arguments is None else arguments
+    calls = [{"id": "c", "type": "function", "function": {"name": name, "arguments": given}} for name in names]
     return {"role": "assistant", "content": "", "tool_calls": calls, **fields}
 
 
@@ -66,6 +67,9 @@ CONVERSATIONS = {
     "a call without content": [USER, {k: v for k, v in call("f").items() if k != "content"}, RESULT, DONE],
     "two calls and words": [USER, call("f", "g", content="Let me see."), RESULT, RESULT, DONE],
     "a call with reasoning": [USER, call("f", reasoning_content="hm, hm"), RESULT, THOUGHT],
+    "a call with words": [USER, call("f", content="I look."), RESULT, call("g", content="Again."), RESULT, DONE],
+    "a call with a number": [USER, call("f", arguments={"of": 1}, reasoning_content="hm"), RESULT, DONE, MORE, DONE],
+    "a call of nothing": [USER, call("f", arguments={}, reasoning_content="hm"), RESULT, DONE, MORE, DONE],
     "a result at the end": [USER, DONE, MORE, call("f"), RESULT],
     "calls of several rounds": [USER, call("f"), RESULT, call("g"), RESULT, DONE, MORE, call("f"), RESULT, DONE],
     "reasoning in an earlier turn": [USER, THOUGHT, MORE, DONE],
@@ -113,12 +117,14 @@ def test_calls_are_given_as_the_template_wants_them() -> None:
 
 words = st.sampled_from(["12", "ab c", "a", "Paris.", "a < b", "12 C", "f", "x\n\ny", "Ж", "{}", "get f(x)"])
 calls = st.lists(st.sampled_from(["f", "get", "ab"]), min_size=1, max_size=2)
+arguments = st.sampled_from([{}, {"n": 1}, {"a": ["x"]}, {"a": {"b": True}}, {"a": "x", "n": 0.5}])
 answers = st.one_of(
     st.builds(lambda text: {"role": "assistant", "content": text}, words),
     st.builds(lambda text, why: {"role": "assistant", "content": text, "reasoning_content": why}, words, words),
     st.builds(lambda names: call(*names), calls),
     st.builds(lambda names, text: call(*names, content=text), calls, words),
     st.builds(lambda names, why: call(*names, reasoning_content=why), calls, words),
+    st.builds(lambda names, why, of: call(*names, reasoning_content=why, arguments=of), calls, words, arguments),
 )
 rounds = st.builds(
     lambda asked, turns, results: [

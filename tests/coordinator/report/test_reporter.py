@@ -133,6 +133,7 @@ def test_a_step_is_one_line_with_trls_names_and_what_a_person_reads(
             "tokens_per_second": 40.0,
             "all_tokens_per_second": 100.0,
             "seconds": 2.0,
+            "elapsed_seconds": 0.0,
             "disturbed": False,
             "leaves_recomputed": 0,
             "seconds_paused": 0.0,

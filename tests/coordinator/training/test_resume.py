@@ -13,6 +13,7 @@ from mlxdist.coordinator.batch.row_store import RowStore, StoredRows, pack
 from mlxdist.coordinator.config.schema import BatchConfig, DataConfig, RunConfig, TrainConfig, as_json
 from mlxdist.coordinator.methods.reference_logps import References, unknown
 from mlxdist.coordinator.storage.run_folder import RunFolder
+from mlxdist.coordinator.storage.sealed import seal
 from mlxdist.coordinator.training.adamw import no_moments
 from mlxdist.coordinator.training.resume import (
     Earlier,
@@ -22,12 +23,17 @@ from mlxdist.coordinator.training.resume import (
     earlier_config,
     earlier_sessions,
     facts_of,
+    recorded_seconds,
     resume_notes,
+    seam_notes,
     validation_changed,
 )
+from mlxdist.coordinator.training.schedule import schedule_phrase
+from mlxdist.coordinator.training.startup import hours_sentences, schedules
 from mlxdist.coordinator.training.state import (
     FILE,
     PREVIOUS,
+    VERSION,
     Best,
     State,
     identity_of,
@@ -63,6 +69,61 @@ def test_a_longer_run_goes_on_and_the_difference_is_said(folder: RunFolder) -> N
         "resumed with another setting: train.steps was 100, is 200",
         "resumed with another setting: train.eval_every was 50, is 10",
     ]
+
+
+COSINE = replace(CONFIG, train=TrainConfig(schedule="cosine", learning_rate=1e-3, min_lr_ratio=0.0))
+
+
+def with_length(steps: int | None = None, max_hours: float | None = None) -> RunConfig:
+    return replace(COSINE, train=replace(COSINE.train, steps=steps, max_hours=max_hours))
+
+
+@pytest.mark.parametrize(
+    ("now", "length", "rate"),
+    [
+        (with_length(steps=200), "200 steps", "0.0008536"),
+        (with_length(max_hours=2.0), "2 hours", "0.0008536"),  # a quarter of them is used
+        (with_length(max_hours=0.75), "0.75 hours", "0.00025"),
+    ],
+)
+def test_another_length_says_both_learning_rates_of_the_next_step(now: RunConfig, length: str, rate: str) -> None:
+    state = replace(STATE, moments=replace(STATE.moments, step=50), elapsed_seconds=1800.0)
+    [said] = seam_notes(as_json(COSINE), now, 8, state)
+    assert said == (
+        f"the run has another length: the learning rate of step 51 is {rate} (cosine over {length}), with the earlier "
+        "length it would be 0.0005 (cosine over 100 steps)"
+    )
+
+
+def test_the_same_length_and_one_that_leaves_no_step_say_no_learning_rate() -> None:
+    state = replace(STATE, moments=replace(STATE.moments, step=50), elapsed_seconds=1800.0)
+    for config in (COSINE, with_length(steps=50), with_length(max_hours=0.5)):
+        assert list(seam_notes(as_json(COSINE), config, 8, state)) == []
+    assert list(seam_notes(None, with_length(steps=200), 8, state)) == []
+
+
+def test_config_json_has_every_schedule_that_was_followed_with_its_first_step(folder: RunFolder) -> None:
+    def session(steps_done: int, config: RunConfig) -> list[tuple[object, object]]:
+        followed = schedules(folder, steps_done, schedule_phrase(config.train, config.train.steps))
+        folder.config.write_text(json.dumps({**as_json(config), "schedules": followed}), encoding="utf-8")
+        return [(each["from_step"], each["schedule"]) for each in followed]
+
+    folder.config.unlink()
+    first, longer, hours = (1, "cosine over 100 steps"), (51, "cosine over 200 steps"), (61, "cosine over 8 hours")
+    assert session(0, COSINE) == [first]
+    assert session(30, COSINE) == [first]
+    assert session(50, with_length(steps=200)) == [first, longer]
+    assert session(60, with_length(max_hours=8.0)) == [first, longer, hours]
+    assert session(45, COSINE) == [first]  # the steps of the others were not saved
+
+
+def test_a_run_limited_by_hours_says_what_is_used_and_what_the_learning_rate_follows() -> None:
+    train = TrainConfig(steps=None, max_hours=8.0, schedule="cosine", warmup_steps="auto")
+    follows = "the learning rate follows the hours used: cosine over 8 hours, after a warmup of 0.8 hours"
+    assert list(hours_sentences(train, 0.0)) == [follows]
+    assert list(hours_sentences(train, 4500.0)) == ["1 h 15 min of 8 hours were used by earlier sessions", follows]
+    assert list(hours_sentences(TrainConfig(steps=None, max_hours=8.0), 0.0)) == []
+    assert list(hours_sentences(TrainConfig(), 4500.0)) == []
 
 
 def test_every_setting_that_changes_a_step_is_named_with_both_values(folder: RunFolder) -> None:
@@ -129,6 +190,26 @@ def test_equal_settings_under_other_rules_are_refused(folder: RunFolder) -> None
 
 def test_the_same_run_goes_on_with_all_that_it_knew(folder: RunFolder) -> None:
     assert continued(EARLIER, folder, IDENTITY, FRESH) is STATE
+
+
+def test_the_training_time_of_a_state_is_saved_to_the_last_bit_and_that_of_later_steps_is_recorded(
+    folder: RunFolder,
+) -> None:
+    folder.state.mkdir()
+    save_state(folder, replace(STATE, elapsed_seconds=1 / 3), IDENTITY)
+    assert load_state(folder)[0].elapsed_seconds == 1 / 3
+    lines = [{"event": "train", "step": step, "loss": 1.0, "elapsed_seconds": step / 3} for step in range(1, 11)]
+    folder.metrics_jsonl.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    assert recorded_seconds(folder, STATE.step) == {8: 8 / 3, 9: 9 / 3, 10: 10 / 3}
+
+
+def test_a_state_of_another_version_is_refused_with_what_to_do(folder: RunFolder) -> None:
+    folder.state.mkdir()
+    (folder.state / FILE).write_bytes(seal({}, {"version": VERSION - 1}))
+    with pytest.raises(
+        UserError, match=rf"another version of mlxdist \(state version {VERSION - 1}, not {VERSION}\); .*"
+    ):
+        load_state(folder)
 
 
 def test_another_number_of_training_rows_is_refused(folder: RunFolder) -> None:
