@@ -198,7 +198,7 @@ def _variants(message: Message, word: str) -> Iterator[Message]:
         yield {**reworded, "tool_calls": changed}
     yield reworded
     if calls:  # a template may refuse words in more than one field, and show none but the call's
-        yield {**message, "tool_calls": [_reworded_call(call, word, None) for call in calls]}
+        yield {**message, "tool_calls": changed}
     plain = {"role": message["role"], "content": word}
     if plain != reworded:
         yield plain
