@@ -20,7 +20,7 @@ from mlxdist.protocol import messages as m
 from mlxdist.protocol.leaves import Leaf
 from mlxdist.protocol.methods import DPO, LABELS, METHODS
 from tests.coordinator.training.watched import Recorder, Watched, leaves_without_reference
-from tests.laws.preference_cases import BATCH, case_of, labelled, pairs
+from tests.laws.preference_cases import BATCH, case_of, labeled, pairs
 from tests.laws.preference_runs import assert_equals_one_machine, evaluate_here, train_here, train_plainly, with_rows
 from tests.memory_cluster import MemoryCluster
 from tests.memory_nodes import MemoryNode
@@ -57,7 +57,7 @@ class Counting(Computer):
 
 @pytest.mark.parametrize("loss", ["sigmoid", "ipo", "kto"])
 def test_the_second_pass_asks_for_no_reference(loss: str, model: Path, engines: list[Watched]) -> None:
-    rows = pairs(6) if loss != "kto" else labelled((1, 0, 1, 1, 0, 0))
+    rows = pairs(6) if loss != "kto" else labeled((1, 0, 1, 1, 0, 0))
     ran = train_here(case_of(loss, rows=rows), model, engines[:2])
     assert leaves_without_reference(engines) == {1: 3, 2: 3, 3: 0, 4: 0, 5: 0}
     branches = 1 if loss == "kto" else 2
@@ -78,7 +78,7 @@ def test_a_step_returns_what_it_learned_and_leaves_the_state_before_it_as_it_was
 def test_the_reference_of_kl_pairs_is_computed_each_step_for_they_hardly_recur(
     model: Path, engines: list[Watched]
 ) -> None:
-    train_here(case_of("kto", rows=labelled((1, 0, 1, 1, 0, 0))), model, engines[:2])
+    train_here(case_of("kto", rows=labeled((1, 0, 1, 1, 0, 0))), model, engines[:2])
     assert leaves_without_reference(engines, "score") == dict.fromkeys(range(1, 6), 3)
 
 
@@ -198,7 +198,7 @@ def test_the_reference_has_no_dropout_even_where_the_policy_has(model: Path, eng
 def test_an_evaluation_gives_the_plain_numbers_and_the_same_ones_each_time(
     loss: str, model: Path, engines: list[Watched]
 ) -> None:
-    valid = pairs(5, seed=9) if loss != "kto" else labelled((1, 0, 0, 1, 1), seed=9)
+    valid = pairs(5, seed=9) if loss != "kto" else labeled((1, 0, 0, 1, 1), seed=9)
     case = case_of(loss, replace(BATCH, micro_size=2), valid=valid, total_steps=1)
     first, second, third = evaluate_here(case, model, engines[:2], times=3)
     assert first == second == third
@@ -215,7 +215,7 @@ def test_an_evaluation_gives_the_plain_numbers_and_the_same_ones_each_time(
 
 @pytest.mark.parametrize("loss", ["sigmoid", "kto"])
 def test_evaluations_between_the_steps_change_no_bit(loss: str, model: Path, engines: list[Watched]) -> None:
-    valid = pairs(4, seed=9) if loss != "kto" else labelled((1, 0, 0, 1), seed=9)
+    valid = pairs(4, seed=9) if loss != "kto" else labeled((1, 0, 0, 1), seed=9)
     case = case_of(loss, valid=valid, reference="initial")
     evaluated = train_here(case, model, engines[:2], evaluate_before_each_step=True)
     assert evaluated.sha == train_here(case, model, engines[:2]).sha

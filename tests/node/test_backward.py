@@ -100,7 +100,7 @@ def test_the_backward_ends_with_the_lowest_layer_that_trains(path: GradientPath,
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(("bits", "group"), [(4, 32), (4, 64), (8, 32), (8, 64)])
-def test_a_quantised_base_gives_plain_autograds_gradient(bits: int, group: int, tied: bool) -> None:
+def test_a_quantized_base_gives_plain_autograds_gradient(bits: int, group: int, tied: bool) -> None:
     model = tiny_model("llama", hidden_size=64, intermediate_size=128, head_dim=16, tie_word_embeddings=tied)
     nn.quantize(model, group_size=group, bits=bits)
     model.freeze()

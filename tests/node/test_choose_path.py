@@ -45,7 +45,7 @@ class ScalesBetween(Plain):
         return h
 
 
-class HeadSeesNeighbours(Plain):
+class HeadSeesNeighbors(Plain):
     def __call__(self, inputs: mx.array) -> mx.array:
         h = self.through(self.embed(inputs))
         return self.embed.as_linear(mx.cumsum(h, axis=1))
@@ -102,7 +102,7 @@ def test_a_model_that_agrees_takes_the_path_that_was_asked_for(kind: type[Plain]
 @pytest.mark.parametrize(
     ("kind", "word", "supervised_head"),
     [
-        (HeadSeesNeighbours, "differs from plain autograd", False),
+        (HeadSeesNeighbors, "differs from plain autograd", False),
         (ReadsAnOlderLayer, "differs from plain autograd", True),
         (NeverCallsLayers, "never calls its layers", False),
     ],
@@ -120,7 +120,7 @@ def test_another_model_falls_back_and_says_why_in_one_sentence(
 
 
 def test_without_segments_only_the_head_can_fall_back() -> None:
-    model = trained(HeadSeesNeighbours)
+    model = trained(HeadSeesNeighbors)
     path = choose_path(model)
     assert (path.segment_size, path.checkpoint, path.supervised_head) == (0, False, False)
     assert "head" in path.reason

@@ -35,7 +35,7 @@ class DataConfig:
     valid_fraction: Part = 0.0  # share of the training rows set apart for validation; 0 = none
     columns: Mapping[str, str | tuple[str, ...]] = field(
         default_factory=dict
-    )  # our name = the file's, or a list joined
+    )  # our name = the file's; a list is joined
     train_on: Literal["last", "all", "everything"] = "last"  # messages: last or all assistant turns, or every token
     plain_text: Literal["auto", "chat", "raw"] = "auto"  # prompts and responses of text; chat: as turns of the template
     append_eos: bool = True  # one end token after completions and preference responses
@@ -136,7 +136,7 @@ class TimingConfig:
     progress_factor: Positive = 10.0  # … and this many times the usual time of its leaf; then it is restarted
     copy_factor: Positive = 2.0  # times the expected time of an assignment; then an idle node computes it as well
     restart_seconds: Positive = (
-        1.0  # before a worker that ended is started again; doubled each time, up to 60 times as long
+        1.0  # before an ended worker is started again; doubled each time, up to 60 times as long
     )
     start_timeout: Positive = 600.0  # seconds for all nodes to be ready; then min_nodes are enough
     stop_seconds: Positive = 10.0  # between asking a process to end and killing it

@@ -301,7 +301,7 @@ def test_losses_outlive_a_crash_of_the_coordinator(run: RunFolder, heard: Heard,
 def test_a_stage_that_tells_every_row_does_not_fill_the_file(run: RunFolder, heard: Heard, clock: FakeClock) -> None:
     report = reporter(run, heard, clock)
     for row in range(1001):
-        report.stage("tokenising", row / 1000)
+        report.stage("tokenizing", row / 1000)
     assert len(events(run)) <= 21
     assert [events(run)[0]["progress"], events(run)[-1]["progress"]] == [0.0, 1.0]
     assert len(heard.calls) == 1001
