@@ -20,8 +20,9 @@ TEXT_OR_MESSAGES = "text or a list of messages"
 # The other spelling of conversations, {"from": …, "value": …}, and its names of roles.
 OTHER_ROLES = {
     **{"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant"},
-    **{"function_call": "assistant", "observation": "tool"},
+    **{"observation": "tool", "tool_response": "tool", "function_response": "tool"},
 }
+CALLS = ("function_call", "tool_call")  # in the same spelling, an assistant turn that is a call
 MARKS = ("weight", "train")  # of a turn: 0 or false keeps it from being trained
 
 
@@ -122,14 +123,18 @@ def _message(value: object, field: str) -> Message:
     message = {key: item for key, item in value.items() if item is not None and key not in MARKS}
     if "role" not in message and "from" in message:
         said, words = text_of(message.pop("from"), f"{field}.from"), message.pop("value", None)
-        if said == "function_call":
+        if said in CALLS:
             return {**call_turn(words, f"{field}.value"), **message}
         message = {"role": OTHER_ROLES.get(said, said), "content": words, **message}
     if "role" not in message:
         raise RowError(f"{field} has no role")
     if not text_of(message["role"], f"{field}.role"):
         raise RowError(f"{field}.role is empty")
-    if message.get("tool_calls"):
+    if message["role"] == "function":  # with function_call, OpenAI's older form of a call and its answer
+        message["role"] = "tool"
+    if message.get("function_call") and not message.get("tool_calls"):
+        message["tool_calls"] = call_turn(message.pop("function_call"), f"{field}.function_call")["tool_calls"]
+    elif message.get("tool_calls"):
         message["tool_calls"] = calls_of(message["tool_calls"], f"{field}.tool_calls")
     else:  # an empty list is no call; some templates would open a block for it
         message.pop("tool_calls", None)

@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlxdist.coordinator.batch.row_store import pack
-from mlxdist.coordinator.encode.assistant_spans import rendered, turn
+from mlxdist.coordinator.encode.assistant_spans import rendered
 from mlxdist.coordinator.encode.boundaries import boundary
 from mlxdist.coordinator.encode.encoding import Draft, Encoded, Encoding
 from mlxdist.coordinator.encode.exchange import exchange_of
+from mlxdist.coordinator.encode.many_turns import turns as turns_of
 from mlxdist.coordinator.encode.messages import Message, filled_text, is_empty_turn, marks_of, messages_of
 from mlxdist.coordinator.encode.remarks import Remark
 from mlxdist.coordinator.encode.row_errors import RowError
@@ -15,6 +16,8 @@ from mlxdist.coordinator.encode.shown import turn_remarks, unused
 from mlxdist.coordinator.encode.turn_tokens import Span, token_span, with_end_token
 
 Marks = Sequence[bool | None]  # per message: trained, not trained, or as data.train_on says
+
+ALL_MASKED = "every assistant turn is marked not to be trained (weight 0 or train false)"
 
 
 def draft_sft(shape: str, fields: Mapping[str, Any], encoding: Encoding) -> Draft:
@@ -60,7 +63,7 @@ def _draft_messages(
     whole = rendered(messages, encoding.template, encoding.render_kwargs(fields))
     closes = encoding.template.closes(messages)
     places = _masked(messages, marks) if everything else _trained(messages, marks, start, encoding)
-    turns = [turn(whole, place) for place in places]
+    turns = turns_of(whole, places)
     texts = [text for each in turns for text in (each.before, each.through or "")]
     ends_open = messages[-1]["role"] == "assistant" and not closes
 
@@ -88,7 +91,7 @@ def _trained(messages: Sequence[Message], marks: Marks, start: int, encoding: En
         raise RowError('no assistant turn to train on (data.train_on = "everything" trains on every token)')
     unmasked = [place for place in places if marks[place] is not False]
     if not unmasked:
-        raise RowError("every assistant turn is marked not to be trained (weight 0 or train false)")
+        raise RowError(ALL_MASKED)
     if encoding.config.data.train_on == "last" and not start:
         unmasked = [place for place in unmasked if marks[place] or place == unmasked[-1]]
     for place in unmasked:
@@ -98,8 +101,12 @@ def _trained(messages: Sequence[Message], marks: Marks, start: int, encoding: En
 
 
 def _masked(messages: Sequence[Message], marks: Marks) -> list[int]:
-    """The places of the assistant turns that are marked not to be trained."""
-    return [place for place, mark in enumerate(marks) if mark is False and messages[place]["role"] == "assistant"]
+    """The assistant turns that are marked not to be trained. Raises RowError where that is all of them."""
+    places = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+    masked = [place for place in places if marks[place] is False]
+    if masked and masked == places:
+        raise RowError(ALL_MASKED)
+    return masked
 
 
 def _mark_remarks(messages: Sequence[Message], marks: Marks) -> list[Remark]:

@@ -68,9 +68,19 @@ def _arguments(value: object, field: str) -> dict[str, Any]:
 
 
 def _parsed(text: str, field: str) -> Any:
+    twice: list[str] = []
+
+    def made(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [name for name, _ in pairs]
+        twice.extend(name for name in names if names.count(name) > 1)
+        return dict(pairs)
+
     try:
-        return json.loads(text)
+        found = json.loads(text, object_pairs_hook=made)
     except (json.JSONDecodeError, RecursionError) as error:
         raise RowError(
             f"{field} is text that is no JSON object ({getattr(error, 'msg', 'nested too deeply')})"
         ) from error
+    if twice:
+        raise RowError(f"{field} is text in which the key {twice[0]!r} stands twice in one object; keep one of them")
+    return found

@@ -51,8 +51,19 @@ def test_a_text_in_pieces_has_the_ids_of_the_whole_for_every_kind_of_tokenizer(
     tokenizer = KINDS[kind]()
     texts = [PROSE * 40, WORDS * 60, "x" * 3000, "東京" * 900, " " * 2000, (PROSE + "x" * 700) * 4, "short", ""]
     assert encode_all(tokenizer, [*texts, texts[0]]) == tokenizer.encode_batch([*texts, texts[0]])
-    pieces = long_texts._pieces(tokenizer, WORDS * 60, {})
+    pieces = long_texts._pieces(tokenizer, WORDS * 60, 300, {})
     assert (len(pieces) > 10) == (kind != "whole texts with a prefix")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_starts_of_one_text_have_the_ids_of_each_whole_and_give_little_to_the_tokenizer(kind: str) -> None:
+    tokenizer = KINDS[kind]()
+    text = (PROSE + WORDS) * 180
+    texts = [text[:size] for size in range(100, len(text), 700)]
+    assert encode_all(tokenizer, texts) == tokenizer.encode_batch(texts)
+    counting = Counting()
+    encode_all(counting, texts)
+    assert sum(counting.given) < 3 * len(texts) * long_texts.SMALL_PIECE < sum(map(len, texts)) / 4
 
 
 @dataclass(frozen=True)

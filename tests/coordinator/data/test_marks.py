@@ -78,7 +78,7 @@ def test_any_other_mark_is_a_faulty_row_with_its_path(tmp_path: Path, mark: Any,
     assert f"train.jsonl:1: {reason}" in str(caught.value)
 
 
-@pytest.mark.parametrize("train_on", ["last", "all"])
+@pytest.mark.parametrize("train_on", ["last", "all", "everything"])
 def test_a_row_with_all_turns_masked_is_faulty(tmp_path: Path, train_on: str) -> None:
     with pytest.raises(DataError, match="every assistant turn is marked not to be trained"):
         one(tmp_path, [USER, {**YO, "weight": 0}, OTHER, {**DONE, "train": False}], train_on=train_on)

@@ -49,6 +49,7 @@ def test_arguments_reach_the_template_as_an_object(tmp_path: Path, arguments: An
     [
         ("Paris", "is text that is no JSON object"),
         ("", "is text that is no JSON object"),
+        ('{"x": {"y": 1, "y": 2}}', "is text in which the key 'y' stands twice in one object; keep one of them"),
         ('"Paris"', "is text, not an object"),
         ("[1]", "is a list, not an object"),
         ([1], "is a list, not an object"),
@@ -152,3 +153,27 @@ def test_sharegpts_function_call_and_observation_are_a_call_and_the_tools_answer
 def test_a_call_is_refused_where_it_would_be_trained_and_the_template_shows_none(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="leaves out turn 2, which would be trained: it does not show tool_calls"):
         toy_read(tmp_path, [{"messages": called({"x": 1})}])
+
+
+@pytest.mark.parametrize(("call", "answer"), [("tool_call", "tool_response"), ("function_call", "function_response")])
+def test_other_names_of_sharegpts_turns_are_the_same(tmp_path: Path, call: str, answer: str) -> None:
+    share = [
+        {"from": "human", "value": "hi"},
+        {"from": call, "value": '{"name": "f", "arguments": {"x": 1}}'},
+        {"from": answer, "value": "12"},
+        {"from": "gpt", "value": "done"},
+    ]
+    openai = [*called({"x": 1}), {"role": "tool", "content": "12"}, DONE]
+    assert text(tmp_path, {"messages": share}) == text(tmp_path, {"messages": openai})
+
+
+@pytest.mark.parametrize("content", [None, "", "Let me see."])
+def test_openais_older_form_of_a_call_and_its_answer(tmp_path: Path, content: Any) -> None:
+    older = {"role": "assistant", "content": content, "function_call": {"name": "f", "arguments": '{"x": 1}'}}
+    answer = {"role": "function", "name": "f", "content": "12"}
+    newer = [*called({"x": 1}), {"role": "tool", "content": "12"}, DONE]
+    newer[1] = {**newer[1], "content": content}
+    assert text(tmp_path, {"messages": [USER, older, answer, DONE]}) == text(tmp_path, {"messages": newer})
+    wrong = {**older, "function_call": {"name": "f", "arguments": "x"}}
+    with pytest.raises(DataError, match=r"messages\[1\]\.function_call\.arguments is text that is no JSON object"):
+        toy_read(tmp_path, [{"messages": [USER, wrong, answer, DONE]}])
