@@ -16,8 +16,9 @@ import psutil
 from mlxdist.node.process import Worker
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.backoff import Backoff
-from mlxdist.protocol.errors import WireError
+from mlxdist.protocol.errors import MismatchError, WireError
 from mlxdist.protocol.transport import Link
+from mlxdist.protocol.untrusted import worker_environment
 from mlxdist.protocol.wire import decode, encode
 
 REGISTER_SECONDS = 0.5  # between attempts to register
@@ -126,16 +127,19 @@ class Supervisor:
     def _accepted(self, accept: m.Accept) -> None:
         if accept.session == self.session or self.resting_until is not None:
             return
+        try:
+            environment = worker_environment(accept.environment)
+        except MismatchError as error:
+            self._leave(1, f"nothing was started: {error}")
+            return
         self.session, self.heartbeat_seconds = accept.session, accept.beat_seconds
         self.backoff.first_seconds = accept.restart_seconds
-        if self.worker is not None and (
-            self.worker.process.poll() is not None or accept.environment != self.environment
-        ):
+        if self.worker is not None and (self.worker.process.poll() is not None or environment != self.environment):
             self.worker.stop()
             self.worker = None
         if self.worker is None:
-            self.environment = accept.environment
-            self.worker = self.start_worker(accept.environment)
+            self.environment = environment
+            self.worker = self.start_worker(environment)
         endpoint = f"tcp://{self.host}:{accept.data_port}"
         self.worker.order(endpoint, self.name, accept.session, accept.memory_limit_bytes)
 

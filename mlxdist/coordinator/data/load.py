@@ -58,12 +58,13 @@ def read(config: RunConfig, *, progress: Progress) -> Dataset:
 
 def encoding_of(config: RunConfig) -> Encoding:
     """The tokenizer and chat template of a run. Takes about 2 s. Raises ConfigError."""
+    from mlxdist.coordinator.encode.limited_template import limited_apply
     from mlxdist.coordinator.encode.tokenizer import hub_tokenizer, load
 
     given = config.data.chat_template
     text = Path(given).read_text(encoding="utf-8") if given and "{" not in given and "\n" not in given else given
     wrapper = load(config.model, text)
-    apply = wrapper.apply_chat_template if wrapper.has_chat_template else None
+    apply = limited_apply(wrapper) if wrapper.has_chat_template else None
     switches = switches_of(getattr(wrapper, "chat_template", None))
     template = ChatTemplate(apply, config.data.chat_template_kwargs, switches)
     return Encoding(config, hub_tokenizer(wrapper, wrapper.eos_token_ids), template)
