@@ -91,8 +91,8 @@ def over_the_wire(fleet: Fleet) -> Gradient:
 
     def gradient(leaves: tuple[Leaf, ...], version: int, adapter: Vector) -> tuple[Vector, float]:
         fleet.send_adapter(version, adapter)
-        grad_sum, numbers = fleet.gradient(Request("gradient", version + 1, version, leaves))
-        return grad_sum, float(sum(column[:, 0].sum() for column in numbers))
+        grad_sum, answers = fleet.gradient(Request("gradient", version + 1, version, leaves))
+        return grad_sum, float(sum(row_outputs[:, 0].sum() for row_outputs in answers))
 
     return gradient
 
@@ -105,8 +105,8 @@ def in_one_process(computer: Computer) -> Gradient:
         losses: list[float] = []
 
         def one(index: int) -> mx.array:
-            flat, numbers = computer.gradient(leaves[index], step=version + 1, inputs={})
-            losses.append(float(numbers[:, 0].sum()))
+            flat, row_outputs = computer.gradient(leaves[index], step=version + 1, inputs={})
+            losses.append(float(row_outputs[:, 0].sum()))
             return flat
 
         total = fold_span(Span(0, len(leaves)), one, add)

@@ -16,7 +16,7 @@ from mlxdist.protocol.errors import NonFiniteError
 from mlxdist.protocol.losses import REFERENCE_POINT
 from mlxdist.protocol.methods import DPO, KTO, LABELS, SFT, Column, check_loss
 
-Scalars = Mapping[str, float]  # the numbers of a loss that hold for a whole step, by name
+Scalars = Mapping[str, float]  # the values of a loss that hold for a whole step, by name
 RowLoss = Callable[[str, Mapping[str, mx.array], Scalars], mx.array]
 PairLoss = Callable[[mx.array, mx.array, float, float], mx.array]
 

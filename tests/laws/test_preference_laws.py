@@ -136,7 +136,7 @@ def test_one_node_with_desirable_and_one_with_undesirable_rows_is_the_global_bat
         engine.asked.clear()
     ran = assert_equals_one_machine(case, model, engines[:2])
     seen = [
-        {label for numbers in job.row_inputs for label in numbers["labels"]}
+        {label for row_inputs in job.row_inputs for label in row_inputs["labels"]}
         for engine in engines[:2]
         for job in engine.asked
         if job.assignment.verb == "gradient"

@@ -6,7 +6,9 @@ DPO chosen and rejected, for KTO prompt and completion.
 
 import hashlib
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import Protocol
 
 import numpy as np
@@ -79,6 +81,7 @@ class RowStore:
         self.name, self.spec, self.max_length, self.bos_id = name, METHODS[method], max_length, bos_id
         self.lines, self.lengths, self.labels = array("q"), array("i"), array("b")
         self.sides = array("b")  # 1: the second row of its line (an unpaired rejected)
+        self._files = [(0, name)]  # the first row of each file, where the source has several
         self._parts = len(self.spec.stored)
         self._blocks: list[Words] = []
         self._ends = array("q", [0])  # of each sequence, in words from the first
@@ -97,6 +100,15 @@ class RowStore:
     def digest(self) -> str:
         """SHA-256 over every token and target so far: equal for equal data, tokenizer and settings."""
         return self._digest.hexdigest()
+
+    def begin(self, file: str) -> None:
+        """The rows to come are of `file`, if it is given: of a source of several files."""
+        if file and file != self._files[-1][1]:
+            self._files.append((len(self), file))
+
+    def where(self, row: int) -> str:
+        """File and line of row `row` of the store."""
+        return f"{self._files[bisect_right(self._files, row, key=itemgetter(0)) - 1][1]}:{self.lines[row]}"
 
     def add(self, line: int, parts: Sequence[Words], length: int, *, label: bool = False, side: int = 0) -> None:
         """Adds one row from `line` of the file: its sequences, its tokens before any cut, its label."""
@@ -182,7 +194,7 @@ class StoredRows:
 
     def where(self, index: int) -> str:
         """Returns file and line."""
-        return f"{self._store.name}:{self._store.lines[int(self._picks[index])]}"
+        return self._store.where(int(self._picks[index]))
 
     def _row_id(self, index: int) -> int:
         return int(self._picks[index])

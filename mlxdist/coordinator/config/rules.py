@@ -8,6 +8,7 @@ from mlxdist.coordinator.config.schema import RunConfig
 from mlxdist.protocol.methods import METHODS, loss_fault, named
 
 ROLES = ("messages", "tools", "text", "system", "prompt", "completion", "chosen", "rejected", "label")
+TEXT_ROLES = ("text", "prompt", "completion", "chosen", "rejected")  # that several columns of text may be joined into
 
 
 @dataclass(frozen=True)
@@ -42,13 +43,17 @@ def one_validation(config: RunConfig, given: Given) -> Iterator[Broken]:
 
 def known_columns(config: RunConfig, given: Given) -> Iterator[Broken]:
     """Columns map our names to those of the file, not the other way round."""
-    for role, column in config.data.columns.items():
+    for role, theirs in config.data.columns.items():
+        column = theirs if isinstance(theirs, str) else ""
         if role not in ROLES:
             turned = f'; did you mean {column} = "{role}"?' if column in ROLES else ""
             text = f"is not a known name; the left side is one of {', '.join(ROLES)}, the right side a key of the rows"
             yield Broken(f"data.columns.{role}", text + turned)
-        elif not column:
+        elif not theirs or (isinstance(theirs, tuple) and "" in theirs):
             yield Broken(f"data.columns.{role}", "is empty; name the key of the rows that holds it")
+        elif isinstance(theirs, tuple) and role not in TEXT_ROLES:
+            text = f"joins columns, which only {', '.join(TEXT_ROLES)} can be made of; name one column"
+            yield Broken(f"data.columns.{role}", text)
 
 
 def keys_of_the_method(config: RunConfig, given: Given) -> Iterator[Broken]:
@@ -142,6 +147,8 @@ def one_way_to_save_memory(config: RunConfig, given: Given) -> Iterator[Broken]:
 def distinct_modules(config: RunConfig, given: Given) -> Iterator[Broken]:
     """At least one module is trained, and each is named once."""
     modules = config.lora.target_modules
+    if isinstance(modules, str):
+        return
     if not modules:
         yield Broken("lora.target_modules", "is empty: name at least one module, for instance q_proj")
     twice = sorted({module for module in modules if modules.count(module) > 1})

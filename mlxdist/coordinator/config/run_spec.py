@@ -14,6 +14,7 @@ HEAD_CHUNK = 256  # positions of the LM head at a time, where "auto" was not res
 
 def run_spec(config: RunConfig) -> m.RunSpec:
     """Returns what the workers must know, with the numerics_id of it."""
+    targets = config.lora.target_modules
     preferences, memory = METHODS[config.method].losses, config.memory
     spec = m.RunSpec(
         model=config.model,
@@ -24,7 +25,7 @@ def run_spec(config: RunConfig) -> m.RunSpec:
         lora_scale=config.lora.scale,
         lora_dropout=config.lora.dropout,
         rank_scaling=config.lora.rank_scaling,
-        target_modules=config.lora.target_modules,
+        target_modules=(targets,) if isinstance(targets, str) else targets,
         num_layers=config.lora.num_layers,
         segment_size=0 if isinstance(memory.segment_size, str) else memory.segment_size,
         head_chunk=HEAD_CHUNK if memory.head_chunk == "auto" else memory.head_chunk,

@@ -31,7 +31,9 @@ class DataConfig:
     path: Text  # folder with train.jsonl (valid.jsonl, test.jsonl), a file, or a hub id; absolute once loaded
     valid_path: str = ""  # validation rows, a file or folder; "" = valid.jsonl of the folder, where there is one
     valid_fraction: Part = 0.0  # share of the training rows set apart for validation; 0 = none
-    columns: Mapping[str, str] = field(default_factory=dict)  # our name = the name in the file
+    columns: Mapping[str, str | tuple[str, ...]] = field(
+        default_factory=dict
+    )  # our name = the file's, or a list joined
     train_on: Literal["last", "all", "everything"] = "last"  # messages: last or all assistant turns, or every token
     plain_text: Literal["auto", "chat", "raw"] = "auto"  # prompts and responses of text; chat: as turns of the template
     append_eos: bool = True  # one end token after completions and preference responses
@@ -65,7 +67,10 @@ class LoraConfig:
     scale: Positive = 1.0  # factor on the adapter's output (PEFT's lora_alpha / r)
     dropout: Part = 0.0  # on the adapter's input; must be 0 for dpo and kto
     rank_scaling: Literal["constant", "by_bits", "by_kl"] = "by_bits"  # rank per layer, from its bits or measured loss
-    target_modules: tuple[Text, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    target_modules: tuple[Text, ...] | Literal["all-linear"] = (  # all-linear = every linear module of the layers
+        *("q_proj", "k_proj", "v_proj", "o_proj"),
+        *("gate_proj", "up_proj", "down_proj"),
+    )
     num_layers: Count | Literal[-1] = -1  # the last N layers; -1 = all
     init_adapter: str = ""  # adapter folder to start from; "" = a fresh adapter
 

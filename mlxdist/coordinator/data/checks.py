@@ -1,6 +1,6 @@
-"""What is said of the data before the first step: what is cut, left out, kept back or never trained. Refusals too."""
+"""Sentences on the data for before the first step: what is cut, left out, kept back or never read. Refusals too."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -9,9 +9,12 @@ from mlxdist.coordinator.batch.batch_order import steps_per_epoch, total_steps, 
 from mlxdist.coordinator.batch.row_store import Rows
 from mlxdist.coordinator.config.advice import kto_weights_advice
 from mlxdist.coordinator.config.schema import BatchConfig, PreferenceConfig, RunConfig
+from mlxdist.coordinator.data.columns import sources
+from mlxdist.coordinator.encode.row_formats import SHAPES, Columns, columns_said
 from mlxdist.protocol.errors import DataError
 from mlxdist.protocol.methods import METHODS
 
+MOST_COLUMNS = 8  # columns or files that one sentence names
 FITS = (0.9, 0.99, 1.0)  # shares of the rows whose lengths are named
 
 
@@ -27,7 +30,7 @@ def fits_phrase(lengths: Sequence[int]) -> str:
 
 
 def cut_notes(lengths: Sequence[int], batch: BatchConfig, method: str) -> list[str]:
-    """How many rows are cut. Raises DataError for more than `max_cut` of them."""
+    """The sentence on rows that are cut. Raises DataError for more than `max_cut` of them."""
     tokens = np.asarray(lengths, dtype=np.int32)
     n_cut = int((tokens > batch.max_length).sum())
     if not n_cut:
@@ -42,7 +45,7 @@ def cut_notes(lengths: Sequence[int], batch: BatchConfig, method: str) -> list[s
 
 
 def valid_cut_notes(lengths: Sequence[int], batch: BatchConfig, method: str) -> list[str]:
-    """How many rows of a validation file are cut; that refuses no run, as nothing is trained on them."""
+    """The sentence on validation rows that are cut; it refuses no run, as nothing is trained on them."""
     n_cut = sum(length > batch.max_length for length in lengths)
     if not n_cut:
         return []
@@ -62,8 +65,51 @@ def prompt_notes(data: Rows, max_length: int, n_bos: int) -> list[str]:
     return [f"{whose} batch.max_length = {max_length} by itself: its prompt is cut away entirely."]
 
 
+def naming_notes(name: str, known: str, named: Columns, columns: Mapping[str, int]) -> Iterator[str]:
+    """The way of writing that the rows of a file were recognized by.
+
+    `columns` are all that its rows have. Raises DataError for one that data.columns joins and no row has.
+    """
+    if known:
+        there = {ours: tuple(key for key in sources(named, ours) if key in columns) for ours in named}
+        yield f"{name} is written as {known} files are, and read with data.columns = {columns_said(there)}."
+        return
+    for ours in named:
+        for theirs in sources(named, ours):
+            if columns and theirs not in columns:
+                raise DataError(f"{name}: no row has {theirs!r}, which data.columns joins into {ours}")
+
+
+def unread_notes(name: str, shape: str, n_rows: int, named: Columns, columns: Mapping[str, int]) -> Iterator[str]:
+    """The columns of a file with text that nothing reads, each with its share of the `n_rows` good rows."""
+    unread = {key: count for key, count in columns.items() if count}
+    if not unread:
+        return
+    said = [f"{key} ({percent(count, n_rows)} of the rows)" for key, count in sorted(unread.items())]
+    more = f" and {len(said) - MOST_COLUMNS} more" if len(said) > MOST_COLUMNS else ""
+    sentence = f"{name} has text that nothing reads, in {', '.join(said[:MOST_COLUMNS])}{more}"
+    ours = {ours: named.get(ours, ours) for ours in SHAPES[shape]}
+    needed = {key: theirs for key, theirs in ours.items() if key == "prompt" or theirs != key}
+    joined = columns_said(needed, unread)
+    advice = f"; data.columns = {joined} would join it to the prompt" if joined != columns_said(needed) else ""
+    yield f"{sentence}{advice}."
+
+
+def file_notes(unread: Sequence[str]) -> list[str]:
+    """The files beside the training rows that look like rows, too, and belong to no split of the run."""
+    if not unread:
+        return []
+    shown = ", ".join(unread[:MOST_COLUMNS]) + (
+        f" and {len(unread) - MOST_COLUMNS} more" if len(unread) > MOST_COLUMNS else ""
+    )
+    return [f"Beside the training rows, nothing reads {shown} (data.valid_path names a validation file)."]
+
+
 def order_notes(n_rows: int, config: RunConfig) -> list[str]:
-    """What the order leaves out, or makes short. Raises DataError where nothing, or one kto row, would make a step."""
+    """The sentences on rows and windows that the order leaves out or makes short.
+
+    Raises DataError where nothing, or a lone row of a method that compares rows, would make a step.
+    """
     batch, method, spec = config.batch, config.method, METHODS[config.method]
     unit = f"{spec.item}s"
     if n_rows < batch.size and batch.remainder == "drop":

@@ -7,7 +7,7 @@ from typing import Any
 from mlxdist.coordinator.data.records import Record, Source, Splits
 from mlxdist.protocol.errors import DataError
 
-VALID = ("validation", "valid", "val", "dev")
+VALID = ("validation", "valid", "val", "dev", "eval")
 
 
 def read_parquet(path: Path) -> Iterator[Record]:
@@ -41,6 +41,7 @@ def splits_of(name: str, loaded: Mapping[str, Any]) -> Splits:
         _source(name, "train", loaded["train"]),
         _source(name, valid, loaded[valid]) if valid else None,
         _source(name, "test", loaded["test"]) if "test" in loaded else None,
+        tuple(f"{name} [{split}]" for split in loaded if split not in ("train", valid, "test")),
     )
 
 

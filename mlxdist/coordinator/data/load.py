@@ -1,7 +1,9 @@
-"""Reads the data of a run: everything is found, checked, tokenised and counted before a model is loaded."""
+"""Reads the data of a run: everything is found, checked, tokenized and counted before a model is loaded."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from mlxdist.coordinator.batch.row_store import StoredRows
@@ -10,11 +12,15 @@ from mlxdist.coordinator.config.schema import RunConfig
 from mlxdist.coordinator.data.checks import (
     balance_notes,
     cut_notes,
+    file_notes,
     fits_phrase,
+    naming_notes,
     order_notes,
     prompt_notes,
+    unread_notes,
     valid_cut_notes,
 )
+from mlxdist.coordinator.data.dated_template import DatedTemplate, asks_for_the_date
 from mlxdist.coordinator.data.ingest import Progress, ReadFile, read_source
 from mlxdist.coordinator.data.records import Splits
 from mlxdist.coordinator.data.sources import find
@@ -45,19 +51,22 @@ class Dataset:
         return self.valid.digest if self.valid is not None else ""
 
 
-def read(config: RunConfig, *, progress: Progress) -> Dataset:
-    """The rows of `config`, tokenised with the model's tokenizer; its parameters are not touched.
+def read(config: RunConfig, *, progress: Progress, moment: datetime | None = None) -> Dataset:
+    """The rows of `config`, tokenized with the model's tokenizer; its parameters are not touched.
 
-    `progress` gets what is read and the part of it that is done, 0 to 1. Raises DataError (rows, files) or ConfigError
-    (the tokenizer) with what to do.
+    `progress` gets the thing that is read and the part of it that is done, 0 to 1. `moment`: see `encoding_of`. Raises
+    DataError (rows, files) or ConfigError (the tokenizer) with the cure.
     """
     splits = find(config.data.path, config.data.valid_path)
     progress("reading the tokenizer", 0.0)
-    return read_splits(splits, encoding_of(config), progress=progress)
+    return read_splits(splits, encoding_of(config, moment), progress=progress)
 
 
-def encoding_of(config: RunConfig) -> Encoding:
-    """The tokenizer and chat template of a run. Takes about 2 s. Raises ConfigError."""
+def encoding_of(config: RunConfig, moment: datetime | None = None) -> Encoding:
+    """The tokenizer and chat template of a run. Takes about 2 s. Raises ConfigError.
+
+    `moment`: the date for a template that writes one; None: now.
+    """
     from mlxdist.coordinator.encode.limited_template import limited_apply
     from mlxdist.coordinator.encode.tokenizer import hub_tokenizer, load
 
@@ -65,15 +74,31 @@ def encoding_of(config: RunConfig) -> Encoding:
     text = Path(given).read_text(encoding="utf-8") if given and "{" not in given and "\n" not in given else given
     wrapper = load(config.model, text)
     apply = limited_apply(wrapper) if wrapper.has_chat_template else None
+    if apply is not None and asks_for_the_date(wrapper.chat_template):
+        apply = DatedTemplate(wrapper, apply, moment or datetime.now())
     switches = switches_of(getattr(wrapper, "chat_template", None))
     template = ChatTemplate(apply, config.data.chat_template_kwargs, switches)
-    return Encoding(config, hub_tokenizer(wrapper, wrapper.eos_token_ids), template)
+    tokenizer = hub_tokenizer(wrapper, wrapper.eos_token_ids)
+    return Encoding(config, tokenizer, template, embeddings(Path(wrapper.name_or_path)))
+
+
+def embeddings(folder: Path) -> int | None:
+    """The number of tokens that the model in `folder` has embeddings of; None where its config.json does not say."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    tables = [config, config.get("text_config"), config.get("llm_config")]
+    names = ("vocab_size", "num_vocab", "embedding_size")
+    sizes = [table.get(name) for table in tables if isinstance(table, dict) for name in names]
+    return max((size for size in sizes if isinstance(size, int)), default=None)
 
 
 def read_splits(splits: Splits, encoding: Encoding, *, progress: Progress) -> Dataset:
     """The rows of `splits`. Raises DataError."""
     files = [read_source(source, encoding, progress) for source in (splits.train, splits.valid) if source is not None]
     notes = fault_notes(files, encoding.config)
+    notes += [*column_notes(files), *file_notes(splits.unread)]
     train, valid, said = parted(files[0], files[1] if splits.valid is not None else None, encoding.config)
     notes += said
     for check in checks(files[0], train, encoding):
@@ -106,7 +131,7 @@ def parted(
 
 
 def checks(file: ReadFile, train: StoredRows, encoding: Encoding) -> list[Callable[[], list[str]]]:
-    """What is looked at in the training rows: each gives sentences to be said, or raises DataError."""
+    """The checks of the training rows: each returns sentences for a person, or raises DataError."""
     config, longest = encoding.config, encoding.config.batch.max_length
     too_long = [fault.length for fault in file.faults if fault.length]
     every = [lambda: cut_notes([*file.store.lengths, *too_long], config.batch, config.method)]
@@ -125,9 +150,9 @@ def split(file: ReadFile, fraction: float, seed: int) -> tuple[StoredRows, Store
     The rows that were made of one line stay together. At least one line goes to each side where there are two.
     """
     store = file.store
-    lines: dict[int, list[int]] = {}
-    for row, line in enumerate(store.lines):
-        lines.setdefault(line, []).append(row)
+    lines: dict[str, list[int]] = {}
+    for row in range(len(store)):
+        lines.setdefault(store.where(row), []).append(row)
     order = list(lines)
     fisher_yates(order, mulberry32(seed))
     n_valid = min(max(round(fraction * len(order)), 1), len(order) - 1)
@@ -136,6 +161,22 @@ def split(file: ReadFile, fraction: float, seed: int) -> tuple[StoredRows, Store
         StoredRows(store, [row for line in lines if line not in kept_back for row in lines[line]]),
         StoredRows(store, [row for line in lines if line in kept_back for row in lines[line]]),
     )
+
+
+def column_notes(files: Sequence[ReadFile]) -> list[str]:
+    """The sentences on columns that were recognized or that nothing reads; of a validation file where they differ.
+
+    Raises DataError for a column of data.columns that no row has.
+    """
+    notes: list[str] = []
+    before: list[object] = []
+    for file in files:
+        name, n_rows, unread = file.store.name, len(file.store), {key for key, count in file.columns.items() if count}
+        named = list(naming_notes(name, file.known, file.named, file.columns))
+        if (file.known, unread) not in before and file.shape:
+            notes += [*named, *unread_notes(name, file.shape, n_rows, file.named, file.columns)]
+        before.append((file.known, unread))
+    return notes
 
 
 def fault_notes(files: Sequence[ReadFile], config: RunConfig) -> list[str]:
@@ -159,4 +200,10 @@ def template_notes(file: ReadFile, encoding: Encoding) -> list[str]:
         notes.append("The chat template takes no system turn: system texts stand at the start of the first user turn.")
     if file.plain:
         notes.append(plain_text_note(encoding))
+    apply = encoding.template.apply
+    if isinstance(apply, DatedTemplate) and apply.writes:
+        notes.append(
+            f"The chat template writes the date into the rows: {apply.moment:%Y-%m-%d}, the day of the run's first "
+            "reading, which --resume keeps; a program that uses the adapter writes the day of its use."
+        )
     return notes + file.tally.sentences(file.n_rows)

@@ -1,4 +1,4 @@
-"""What every source of rows gives: records with line numbers, by split."""
+"""The form in which every source gives its rows: records with line numbers, by split."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -7,11 +7,12 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One row of a source, or why it is none."""
+    """One row of a source, or the reason why it is none."""
 
     line: int  # from 1: where the row begins in its file
     row: Mapping[str, Any] | str  # or the reason of a fault
     share: float  # part of the source that was read, 0 to 1
+    file: str = ""  # of a source of several files: the one that holds the row
 
 
 @dataclass(frozen=True)
@@ -29,3 +30,4 @@ class Splits:
     train: Source
     valid: Source | None
     test: Source | None
+    unread: tuple[str, ...] = ()  # files beside them that look like rows and belong to no split

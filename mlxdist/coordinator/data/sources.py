@@ -1,8 +1,10 @@
-"""Where rows come from: a folder, a file, a hub id. Each kind is a stream of records with line numbers."""
+"""The places that rows come from: a folder, a file, a hub id. Each kind is a stream of records with line numbers."""
 
 import os
+import re
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -12,23 +14,35 @@ from mlxdist.protocol.errors import DataError
 
 Reader = Callable[[Path], Iterator[Record]]
 
+# The names of the splits that data sets use, ours first.
+NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"train": ("train",), "valid": ("valid", "validation", "val", "dev", "eval"), "test": ("test",)}
+)
+_SHARD = re.compile(r"-(\d{5})-of-(\d{5})$")  # as the hub and `datasets` write a split of several files
+_ALSO_ROWS = (".arrow", ".bz2", ".gz", ".tsv", ".txt", ".xlsx", ".xz", ".zip", ".zst")  # of rows, but not read
+
 
 def find(path: str, valid_path: str = "") -> Splits:
     """The sources of `data.path` and `data.valid_path`. Raises DataError for what cannot be read."""
     valid = _one(valid_path, "valid") if valid_path else None
     place = Path(path)
     if place.is_dir():
-        train = _in_folder(place, "train")
+        folder = place if _of_split(place, "train") or not (place / "data").is_dir() else place / "data"
+        train = _in_folder(folder, "train")
         if train is None:
             there = ", ".join(sorted(entry.name for entry in place.iterdir())[:8]) or "nothing"
             raise DataError(f"data.path: the folder {place} has no train.jsonl (.json, .csv, .parquet); it has {there}")
-        return Splits(train, valid or _in_folder(place, "valid"), _in_folder(place, "test"))
+        given = Path(valid_path) if valid_path else None
+        found = Splits(train, valid or _in_folder(folder, "valid"), _in_folder(folder, "test"))
+        return replace(found, unread=tuple(_unread(folder, given)))
     if place.exists() or path == "-" or place.suffix in READERS:
-        return Splits(of_file(place), valid, None)
+        beside = [] if valid is not None or not place.is_file() else _of_split(place.parent, "valid")
+        own = [each for each in beside if _split_of(place) == "train" and each != place]
+        return Splits(of_file(place), valid, None, tuple(each.name for each in own))
     from mlxdist.coordinator.data.hf_datasets import find_splits
 
     splits = find_splits(path)
-    return Splits(splits.train, valid or splits.valid, splits.test)
+    return replace(splits, valid=valid or splits.valid)
 
 
 def of_file(path: Path) -> Source:
@@ -48,6 +62,24 @@ def of_file(path: Path) -> Source:
     return Source(path.name, lambda: reader(path))
 
 
+def of_shards(paths: Sequence[Path]) -> Source:
+    """The source of one split in several files, read in the order of their numbers. Raises DataError for a gap."""
+    numbers = [_SHARD.search(path.stem) for path in paths]
+    count = int(numbers[0][2]) if numbers[0] else 0
+    there = [int(each[1]) for each in numbers if each]
+    if missing := sorted(set(range(count)) - set(there)):
+        lost = ", ".join(f"{number:05d}" for number in missing[:4])
+        raise DataError(f"{paths[0].name} is one of {count} files, and there is no number {lost}: copy them all")
+    sources = [of_file(path) for path in paths]
+
+    def records() -> Iterator[Record]:
+        for number, source in enumerate(sources):
+            for record in source.records():
+                yield replace(record, share=(number + record.share) / len(sources), file=source.name)
+
+    return Source(f"{sources[0].name} to {sources[-1].name}", records)
+
+
 def _one(path: str, split: str) -> Source:
     place = Path(path)
     if not place.is_dir():
@@ -59,11 +91,39 @@ def _one(path: str, split: str) -> Source:
 
 
 def _in_folder(folder: Path, split: str) -> Source | None:
-    found = [path for suffix in READERS if (path := folder / f"{split}{suffix}").exists()]
-    if len(found) > 1:
-        names = " and ".join(path.name for path in found)
-        raise DataError(f"{folder} has both {names}: keep one of them")
-    return of_file(found[0]) if found else None
+    found = _of_split(folder, split)
+    if len(found) == 1:
+        return of_file(found[0])
+    kinds = {(_name(path), path.suffix, bool(_SHARD.search(path.stem))) for path in found}
+    if len(kinds) > 1 or any(not shard for _, _, shard in kinds):
+        raise DataError(f"{folder} has both {' and '.join(path.name for path in found)}: keep one of them")
+    return of_shards(found) if found else None
+
+
+def _of_split(folder: Path, split: str) -> list[Path]:
+    """The files of a split in `folder`, by kind and name: our own name first, shards by their numbers."""
+    found = [path for path in folder.iterdir() if path.suffix.lower() in READERS and _split_of(path) == split]
+    kinds, names = list(READERS), NAMES[split]
+    return sorted(found, key=lambda path: (names.index(_name(path)), kinds.index(path.suffix.lower()), path.name))
+
+
+def _split_of(path: Path) -> str:
+    """The split that a file's name says, "" for none."""
+    return next((split for split, names in NAMES.items() if _name(path) in names), "")
+
+
+def _name(path: Path) -> str:
+    return _SHARD.sub("", path.stem).lower()
+
+
+def _unread(folder: Path, given: Path | None) -> Iterator[str]:
+    """The files in `folder` that look like rows, belong to no split and are not `given` as validation."""
+    unused = "valid" if given is not None else ""
+    for path in sorted(folder.iterdir()):
+        rows = path.suffix.lower() in (*READERS, *_ALSO_ROWS) and path.is_file() and not path.name.startswith(".")
+        used = path.suffix.lower() in READERS and _split_of(path) not in ("", unused)
+        if rows and not used and not (given is not None and given.exists() and path.samefile(given)):
+            yield path.name
 
 
 def _read_parquet(path: Path) -> Iterator[Record]:

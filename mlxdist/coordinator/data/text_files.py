@@ -12,7 +12,11 @@ from mlxdist.protocol.errors import DataError
 
 _BOM = b"\xef\xbb\xbf"
 _SPACE = re.compile(r"\s*")
-_JSON_COLUMNS = ("messages", "conversations", "prompt", "completion", "chosen", "rejected", "tools")
+_START = 256  # bytes of a file that are looked at for its encoding
+
+
+class TwiceError(Exception):
+    """An object of JSON that has a key two times. JSON allows it, and a reader can only guess which value is meant."""
 
 
 def read_jsonl(path: Path) -> Iterator[Record]:
@@ -37,7 +41,9 @@ def read_json(path: Path) -> Iterator[Record]:
     except UnicodeDecodeError as error:
         raise DataError(f"{path.name}: byte {error.start + 1} is no UTF-8; save the file as UTF-8") from error
     del raw
-    decoder, place, line, counted = json.JSONDecoder(), _skip(text, 0), 1, 0
+    twice: list[str] = []
+    decoder = json.JSONDecoder(object_pairs_hook=lambda pairs: _noted(pairs, twice))
+    place, line, counted = _skip(text, 0), 1, 0
     if text[place : place + 1] != "[":
         raise DataError(f"{path.name} holds no array; one object per line belongs into a .jsonl file")
     place = _skip(text, place + 1)
@@ -48,7 +54,11 @@ def read_json(path: Path) -> Iterator[Record]:
             row, place = decoder.raw_decode(text, place)
         except json.JSONDecodeError as error:
             raise DataError(f"{path.name}:{error.lineno}: broken JSON ({error.msg}, column {error.colno})") from error
-        yield Record(line, row if isinstance(row, dict) else f"{_name(row)}, not an object", place / len(text))
+        except (RecursionError, ValueError) as error:
+            raise DataError(f"{path.name}:{line}: {_unreadable(error)}") from error
+        found = twice[0] if twice else row if isinstance(row, dict) else f"{_name(row)}, not an object"
+        twice.clear()
+        yield Record(line, found, place / len(text))
         place = _skip(text, place)
         if text[place : place + 1] == ",":
             place = _skip(text, place + 1)
@@ -58,10 +68,10 @@ def read_json(path: Path) -> Iterator[Record]:
 
 
 def read_csv(path: Path) -> Iterator[Record]:
-    """Rows under a header line, every value text; a cell with JSON in a column of messages is read as such."""
+    """Rows under a header line, every value text."""
     size = path.stat().st_size
     with path.open("rb") as raw:
-        _refuse_utf16(raw.read(2), path)
+        _refuse_utf16(raw.read(_START), path)
     csv.field_size_limit(2**31 - 1)
     with path.open(encoding="utf-8-sig", newline="", errors="surrogateescape") as file:
         rows = csv.reader(file, strict=True)
@@ -79,30 +89,48 @@ def read_csv(path: Path) -> Iterator[Record]:
             raise DataError(f"{path.name}:{before + 1}: broken CSV ({error})") from error
 
 
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text. Raises TwiceError for an object with a key two times, else as json.loads does."""
+    twice: list[str] = []
+    value = json.loads(text, object_pairs_hook=lambda pairs: _noted(pairs, twice))
+    if twice:
+        raise TwiceError(twice[0])
+    return value
+
+
+def _noted(pairs: list[tuple[str, Any]], twice: list[str]) -> dict[str, Any]:
+    """The object of `pairs`; a key that stands twice is noted. Raising here would lose the place in the text."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        seen: set[str] = set()
+        again = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        twice.append(f"the key {again!r} stands twice in one object; keep one of them")
+    return made
+
+
 def _cells(header: list[str], cells: list[str]) -> Mapping[str, Any] | str:
     if len(cells) != len(header):
         return f"{len(cells)} cells under a header of {len(header)}"
-    row = dict(zip(header, cells, strict=True))
-    for column in _JSON_COLUMNS:
-        cell = row.get(column, "")
-        if cell.lstrip().startswith("[{"):
-            try:
-                row[column] = json.loads(cell)
-            except json.JSONDecodeError:
-                continue  # text that only looks like a list of messages
-    return row
+    return dict(zip(header, cells, strict=True))
 
 
 def _object(raw: bytes) -> Mapping[str, Any] | str:
     try:
-        row = json.loads(raw)
+        row = parse_json(raw)
     except UnicodeDecodeError as error:
         return f"byte {error.start + 1} is no UTF-8"
     except json.JSONDecodeError as error:
         return f"broken JSON ({error.msg}, column {error.colno})"
-    except RecursionError:
-        return "JSON nested too deeply"
+    except TwiceError as error:
+        return str(error)
+    except (RecursionError, ValueError) as error:
+        return _unreadable(error)
     return row if isinstance(row, dict) else f"{_name(row)}, not an object"
+
+
+def _unreadable(error: Exception) -> str:
+    """The reason for JSON that is right and that Python does not read."""
+    return "JSON nested too deeply" if isinstance(error, RecursionError) else "a number with too many digits"
 
 
 def _name(value: object) -> str:
@@ -116,5 +144,6 @@ def _skip(text: str, place: int) -> int:
 
 
 def _refuse_utf16(start: bytes, path: Path) -> None:
-    if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
+    """UTF-16 by its mark or, without one, by zero bytes, which neither JSON nor CSV in UTF-8 holds."""
+    if start[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in start[:_START]:
         raise DataError(f"{path.name} is UTF-16; save it as UTF-8")

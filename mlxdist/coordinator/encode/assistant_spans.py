@@ -80,13 +80,10 @@ def turn(whole: Conversation, place: int) -> Turn:
     return Turn(start, end, before, None if last else whole.text[:end])
 
 
-def own_words(whole: Conversation, place: int, least: int = 0) -> int:
-    """The first character of a turn's own words: up to it the render is the same with other words in the turn.
-
-    Words that changed the render before `least`, where an earlier turn is, say nothing of this one.
-    """
-    found = (common_prefix(whole.text, each.text) for each in _rewordings(whole, place))
-    return next((start for start in found if start >= least), len(whole.text))
+def own_words(whole: Conversation, place: int) -> int:
+    """The first character of a turn's own words: up to it the render is the same with other words in the turn."""
+    other = next(_rewordings(whole, place), None)
+    return len(whole.text) if other is None else common_prefix(whole.text, other.text)
 
 
 def _start(whole: Conversation, place: int) -> tuple[str, int]:
@@ -97,7 +94,7 @@ def _start(whole: Conversation, place: int) -> tuple[str, int]:
         return prompt, len(prompt)
     shared, closed = common_prefix(whole.text, prompt), len(whole.part(place))
     if prompt and shared >= closed > 0:
-        start = max(_before_tag(whole.text[: min(shared, own_words(whole, place, closed))]), closed)
+        start = max(_before_tag(whole.text[: min(shared, own_words(whole, place))]), closed)
         return (prompt if start == shared else whole.text[:start]), start
     start = _after_header(whole, place, prompt)
     return whole.text[:start], start
@@ -112,13 +109,16 @@ def _before_tag(text: str) -> int:
 def _after_header(whole: Conversation, place: int, prompt: str) -> int:
     """The end of the turn's header, such as <|im_start|>assistant, where the turns before it are shown otherwise.
 
-    A generation prompt is that header, perhaps with an opened thought. It is looked for behind the words of the message
-    before; where it is not there, the turn starts at its own words.
+    A generation prompt is that header, perhaps with an opened thought. It is looked for between the message before and
+    the turn's own words, where the turn starts if it is not there.
     """
-    other = next(_rewordings(whole, place - 1), None)
-    nearest = 0 if other is None else len(whole.text) - common_suffix(whole.text, other.text)
-    own, before = own_words(whole, place, nearest), whole.part(place)
-    header = prompt[len(before) :] if before and prompt.startswith(before) and other is not None else ""
+    before, nearest = whole.part(place), _behind_words(whole, place - 1, 0)
+    own = own_words(whole, place)
+    if nearest is None or not before or not prompt.startswith(before):
+        return own
+    header = prompt[len(before) :]
+    if not header:  # the template writes no header
+        return nearest
     while header:
         at = whole.text.rfind(header, nearest, own)
         if at >= 0:
@@ -135,19 +135,28 @@ def _end(whole: Conversation, place: int, start: int) -> int:
     alone = closed[shared:] if before and closed.startswith(before) and shared >= len(before) else ""
     if alone.strip() and whole.text.startswith(alone, start):
         return start + len(alone)
-    seen = False
+    end = _behind_words(whole, place, start)
+    if end is None and next(_rewordings(whole, place), None) is None:
+        raise RowError(_left_out(place))
+    if end is None:
+        raise RowError(f"the end of turn {place + 1} cannot be told from the chat template's renders")
+    return end
+
+
+def _behind_words(whole: Conversation, place: int, start: int) -> int | None:
+    """The end of a message with what closes it, found by other words in it; None where that changes what follows.
+
+    Words that change what follows, such as a call that a tool's answer repeats, say nothing of the end.
+    """
     for other in _rewordings(whole, place):
-        seen = True
         behind = len(other.text) - 1 - other.text.rindex(other.word)
         if common_suffix(whole.text[start:], other.text[start:]) != behind:
-            continue  # the words changed what follows the turn: a tool's answer that repeats the function's name
+            continue
         end = len(whole.text) - behind
         shut = whole.with_turn(place, other.message, place + 1) or ""
         closing = shut.rpartition(other.word)[2] if other.word in shut else ""
         return end + common_prefix(whole.text[end:], closing)
-    if seen:
-        raise RowError(f"the end of turn {place + 1} cannot be told from the chat template's renders")
-    raise RowError(_left_out(place))
+    return None
 
 
 def _rewordings(whole: Conversation, place: int) -> Iterator[Reworded]:
@@ -168,18 +177,14 @@ def _rewordings(whole: Conversation, place: int) -> Iterator[Reworded]:
 def _variants(message: Message, word: str) -> Iterator[Message]:
     reworded = {**message, "content": word, **{key: word for key in REASONING if message.get(key)}}
     calls = message.get("tool_calls")
-    if calls:
-        for name in (word, None):
-            yield {**reworded, "tool_calls": [_reworded_call(call, word, name) for call in calls]}
+    if calls:  # their names stay: a template may write them elsewhere, too
+        functions = [{**call["function"], "arguments": {word: word}} for call in calls]
+        changed = [{**call, "function": function} for call, function in zip(calls, functions, strict=True)]
+        yield {**reworded, "tool_calls": changed}
     yield reworded
     plain = {"role": message["role"], "content": word}
     if plain != reworded:
         yield plain
-
-
-def _reworded_call(call: Mapping[str, Any], word: str, name: str | None) -> dict[str, Any]:
-    function = call["function"]
-    return {**call, "function": {**function, "name": name or function["name"], "arguments": {word: word}}}
 
 
 def _check_shown(whole: Conversation, place: int, text: str) -> None:
@@ -205,5 +210,5 @@ def _left_out(place: int, fields: Sequence[str] = ()) -> str:
 
 
 def common_suffix(left: str, right: str) -> int:
-    """How many characters at the end are the same in both."""
+    """Returns the number of characters at the end that are the same in both."""
     return common_prefix(left[::-1], right[::-1])

@@ -45,7 +45,7 @@ class ChatTemplate:
         return self._call(messages, add_generation_prompt, {**self.kwargs, **kwargs})
 
     def closes(self, messages: Messages) -> bool:
-        """Whether the template writes something behind the assistant turn that ends a conversation.
+        """Returns True if the template writes something behind the assistant turn that ends a conversation.
 
         Asked once and then true of every row, whatever its last turn holds. `messages` is asked with where the
         template refuses a question and its answer.

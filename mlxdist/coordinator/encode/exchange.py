@@ -97,6 +97,8 @@ def _shared_prompt(lists: Sequence[list[Message]], shared: int, opening: Sequenc
     remarks = (Remark("repeated"),) if opening else ()
     if opening and _key(opening[-1]) not in _keys(conversation):
         remarks = (Remark("prompt unread"),)
+    elif opening and opening[0]["role"] == "system" and conversation[0]["role"] != "system":
+        conversation = [opening[0], *conversation]  # of the row's system column
     return Exchange(conversation, rests, remarks)
 
 
@@ -173,6 +175,6 @@ def _keys(messages: Messages) -> list[tuple[str, str, str]]:
 
 
 def _key(message: Mapping[str, Any]) -> tuple[str, str, str]:
-    """What makes two messages the same: ids and other fields apart."""
+    """The parts by which two messages are the same: ids and other fields do not count."""
     calls = [call["function"] for call in message.get("tool_calls", ())]
     return message["role"], message["content"].strip(), repr(calls) if calls else ""

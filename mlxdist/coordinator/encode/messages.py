@@ -1,4 +1,4 @@
-"""What a row's fields may hold: texts and conversations, checked before anything is rendered.
+"""The values of a row's fields: texts and conversations, checked before anything is rendered.
 
 Every function raises RowError with a reason that names the field.
 """
@@ -107,7 +107,7 @@ def kwargs_of(value: object) -> dict[str, Any]:
         return {}
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise RowError(f"chat_template_kwargs is {kind_of(value)}, not a table of arguments")
-    return value
+    return {key: item for key, item in value.items() if item is not None}  # null: filled in by Parquet
 
 
 def is_empty_turn(message: Mapping[str, Any]) -> bool:
@@ -155,8 +155,8 @@ def _mark(message: Mapping[str, Any], field: str) -> bool | None:
 def _joined(parts: list[Any], field: str) -> str:
     texts = []
     for place, part in enumerate(parts):
-        if not isinstance(part, dict) or part.get("type", "text") != "text":
-            kind = part.get("type") if isinstance(part, dict) else kind_of(part)
+        kind = (part.get("type") or "text") if isinstance(part, dict) else kind_of(part)
+        if not isinstance(part, dict) or kind != "text":
             raise RowError(f"{field}.content[{place}] is {kind}; only text parts are trained")
         texts.append(text_of(part.get("text"), f"{field}.content[{place}].text"))
     return "".join(texts)

@@ -58,8 +58,8 @@ def turn_remarks(
         if words and _squeezed(words) not in _squeezed(text):
             cure = _cure(whole, place, template, f"removed {what}", partial(_holds, words, True))
             remarks.append(Remark("removed", what, cure))
-    inserted = "" if thoughts else _inserted(whole, place, found, content)
-    if inserted and _THOUGHT.search(inserted):
+    inserted = "" if thoughts or not _THOUGHT.search(text) else _inserted(whole, place, found, content)
+    if _THOUGHT.search(inserted):
         said = repr(inserted if len(inserted) <= LONGEST else inserted[:LONGEST] + "…")
         cure = _cure(whole, place, template, f"inserted {inserted}", partial(_holds, inserted, False))
         remarks.append(Remark("inserted", said, cure))
@@ -108,7 +108,7 @@ def _inserted(whole: Conversation, place: int, found: Turn, content: str) -> str
     text = whole.text[found.start : found.end]
     if content in text and not whole.messages[place].get("tool_calls"):
         return text[: text.index(content)].strip()
-    return whole.text[found.start : own_words(whole, place, found.start)].strip()
+    return whole.text[found.start : own_words(whole, place)].strip()
 
 
 def _cure(whole: Conversation, place: int, template: ChatTemplate, change: str, cured: Callable[[str], bool]) -> str:

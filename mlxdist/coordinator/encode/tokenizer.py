@@ -38,7 +38,7 @@ class Tokenizer(Encoder, Protocol):
 
     @property
     def pad_id(self) -> int:
-        """What fills a padded row."""
+        """The token that fills a padded row."""
         ...
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -68,7 +68,7 @@ class HubTokenizer:
         """The ids of many texts; a fast tokenizer uses every core."""
         if not texts:
             return []
-        if self.hf.is_fast:  # past the wrapper, which makes lists of masks that nobody reads
+        if self.hf.is_fast:  # past the wrapper, which makes lists of masks that nothing reads
             encoded = self.hf.backend_tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
             return [each.ids for each in encoded]
         return [self.hf.encode(text, add_special_tokens=False) for text in texts]

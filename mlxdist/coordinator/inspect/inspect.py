@@ -13,8 +13,9 @@ from mlxdist.coordinator.config.field_types import checked
 from mlxdist.coordinator.config.keys import build, hints
 from mlxdist.coordinator.config.load import load_config
 from mlxdist.coordinator.config.schema import PreferenceConfig, RunConfig
-from mlxdist.coordinator.data.ingest import Progress, fields_of, read_source
-from mlxdist.coordinator.data.load import checks, encoding_of, parted, template_notes
+from mlxdist.coordinator.data.checks import file_notes
+from mlxdist.coordinator.data.ingest import Progress, read_source, row_of
+from mlxdist.coordinator.data.load import checks, column_notes, encoding_of, parted, template_notes
 from mlxdist.coordinator.data.records import Source, Splits
 from mlxdist.coordinator.data.sources import find
 from mlxdist.coordinator.encode.chat_template import ChatTemplate
@@ -97,7 +98,7 @@ def guess_method(source: Source) -> str:
         for method in sorted(METHODS, key=lambda name: not METHODS[name].losses):
             try:
                 shaping = Shaping(method, {})
-                shape_of(fields_of(record, shaping), shaping)
+                shape_of(row_of(record, shaping).fields, shaping)
             except RowError:
                 continue
             return method
@@ -119,6 +120,8 @@ def examine(splits: Splits, encoding: Encoding, *, unit: str, progress: Progress
     batch, shown = None, []
     try:
         train, _, notes = parted(files["train"], files.get("valid"), config)
+        notes = [*column_notes([files[split] for split in ("train", "valid") if split in files]), *notes]
+        notes += file_notes(splits.unread)
         for check in checks(files["train"], train, encoding):
             try:
                 notes += check()

@@ -8,6 +8,7 @@ import json
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
 import psutil
@@ -16,6 +17,7 @@ from mlxdist.coordinator.batch.row_store import Rows
 from mlxdist.coordinator.config.hosts import NodeSpec, is_local
 from mlxdist.coordinator.config.schema import MemoryConfig, RunConfig
 from mlxdist.coordinator.memory.model_files import ModelFiles, adapter_elements, find_model, read_model
+from mlxdist.coordinator.memory.model_tree import ModelTree, UnloadableError, read_tree
 from mlxdist.coordinator.memory.node_memory import MemoryNeed, NodeMemory
 from mlxdist.coordinator.memory.prediction import (
     ADAPTER_BYTES,
@@ -107,14 +109,18 @@ def requested(memory: MemoryConfig) -> tuple[int | None, int | None]:
     return (WHOLE_GRAPH if memory.segment_size == "off" else None), chunk
 
 
-def memory_need(config: RunConfig, files: ModelFiles, rows: Sequence[Rows], free: float) -> MemoryNeed:
+def memory_need(
+    config: RunConfig, files: ModelFiles, rows: Sequence[Rows], free: float, tree: ModelTree | None = None
+) -> MemoryNeed:
     """Returns what a node needs with the fastest settings that fit into `free` bytes, or with the smallest ones.
 
-    Raises KeyError for a model whose configuration lacks its sizes.
+    `tree`: the model as it will be loaded; without it the names in its files are counted. Raises KeyError for a model
+    whose configuration lacks its sizes.
     """
-    elements = adapter_elements(files, config.lora)
-    shape, leaf = replace(model_shape(files.config), half=files.half), leaf_size(config, rows, elements)
-    model = files.nbytes + ADAPTER_BYTES * elements
+    elements = adapter_elements(files, config.lora) if tree is None else tree.elements
+    half, parameters = (files.half, files.nbytes) if tree is None else (tree.half, tree.nbytes)
+    shape, leaf = replace(model_shape(files.config), half=half), leaf_size(config, rows, elements)
+    model = parameters + ADAPTER_BYTES * elements
     size, chunk = requested(config.memory)
     settings = choose(shape, leaf, free - model - WORKER_BYTES, segment_size=size, head_chunk=chunk)
     if settings is None:
@@ -133,15 +139,16 @@ def fit(config: RunConfig, rows: Sequence[Rows], nodes: Sequence[NodeSpec], mach
     try:
         folder = find_model(config.model)
         files = read_model(folder) if folder is not None else None
-        if files is None or not files.tensors:
+        if folder is None or files is None or not files.tensors:
             return _unpredicted(config, "the model is not on this machine yet")
-        need = memory_need(config, files, rows, free)
+        tree = _tree(folder, config)
+        need = memory_need(config, files, rows, free, tree)
     except KeyError as error:
         return _unpredicted(config, str(error.args[0]))
     for name, (limit, _) in limits.items():
         if fault := need.refusal(limit):
             raise ConfigError(f"node {name} {fault}")
-    notes = [_sentence(config, need)]
+    notes = [_sentence(config, need), *([tree.note] if tree is not None and tree.note else [])]
     if need.doubt:
         notes.append(need.doubt)
     if need.total > free:
@@ -149,6 +156,14 @@ def fit(config: RunConfig, rows: Sequence[Rows], nodes: Sequence[NodeSpec], mach
         notes.append(f"{now}: close other programs, or swapping slows the run down")
     explicit = {node.name: limits[node.name][0] for node in nodes if node.memory_limit_gb}
     return Fitted(with_settings(config, need.settings), NodeMemory(need, explicit), tuple(notes))
+
+
+def _tree(folder: Path, config: RunConfig) -> ModelTree | None:
+    """Returns the model as it will be loaded; None when it cannot be, which a node will say with its own reason."""
+    try:
+        return read_tree(folder, config.model, config.lora)
+    except UnloadableError:
+        return None
 
 
 def with_settings(config: RunConfig, settings: MemorySettings) -> RunConfig:

@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from mlxdist.coordinator.config.schema import LoraConfig
 from mlxdist.protocol.errors import ConfigError
+from mlxdist.protocol.lora_targets import OTHER_SENSES, is_target
 from mlxdist.protocol.ranks import Module, ranks
 
 LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.(.+)\.weight$")
@@ -63,7 +64,10 @@ def find_model(model: str) -> Path | None:
 
 
 def read_model(folder: Path) -> ModelFiles:
-    """Returns the configuration and the tensors in `folder`. Raises ConfigError for a file that cannot be read."""
+    """Returns the configuration and the tensors in `folder`, without those for images.
+
+    Raises ConfigError for a file that cannot be read.
+    """
     path, tensors = folder / "config.json", dict[str, Tensor]()
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -71,7 +75,8 @@ def read_model(folder: Path) -> ModelFiles:
             tensors.update(_header(path))
     except (OSError, ValueError, SafetensorError) as error:
         raise ConfigError(f"{path}: cannot be read ({error}); fetch the model again") from error
-    return ModelFiles(config, tensors)
+    text = {name: tensor for name, tensor in tensors.items() if OTHER_SENSES.isdisjoint(name.split("."))}
+    return ModelFiles(config, text)
 
 
 def _header(path: Path) -> Iterator[tuple[str, Tensor]]:
@@ -90,7 +95,8 @@ def _bits(dtype: str) -> int:
 
 def adapter_elements(files: ModelFiles, lora: LoraConfig) -> int:
     """Returns the number of trainable parameters of a LoRA adapter on this model; ranks by_kl count as by_bits."""
-    modules, sizes = _targets(files, lora.target_modules)
+    targets = lora.target_modules
+    modules, sizes = _targets(files, [targets] if isinstance(targets, str) else targets)
     layers = 1 + max((layer for layer, _ in sizes.values()), default=-1)
     first = 0 if lora.num_layers < 0 else layers - lora.num_layers
     rank_of = ranks(modules, lora.rank, lora.rank_scaling, {})
@@ -103,7 +109,7 @@ def _targets(files: ModelFiles, names: Sequence[str]) -> tuple[list[Module], dic
     modules, sizes = [], {}
     for name, tensor in files.tensors.items():
         found = LAYER.search(name)
-        if found is None or not any(found[2] == one or found[2].endswith(f".{one}") for one in names):
+        if found is None or len(tensor.shape) < 2 or not any(is_target(found[2], one) for one in names):
             continue
         path, (*experts, outputs, inputs) = name.removesuffix(".weight"), tensor.shape
         bits = 0

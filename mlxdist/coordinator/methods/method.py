@@ -69,7 +69,7 @@ class Method(ABC):
         """Returns the metrics of a step from its row outputs, and its labels, [R] each."""
 
     def scalars(self, fleet: Fleet, rows: Rows, step: Step, adapter_version: int) -> dict[str, float]:
-        """Returns the numbers of the loss that hold for the whole step. May ask the fleet for scores."""
+        """Returns the values of the loss that hold for the whole step. May ask the fleet for scores."""
         return {}
 
     def advice(self, metrics: Metrics) -> str | None:

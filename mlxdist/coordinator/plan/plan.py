@@ -28,6 +28,7 @@ from mlxdist.coordinator.memory.fit import (
     with_settings,
 )
 from mlxdist.coordinator.memory.model_files import ModelFiles, find_model, read_model
+from mlxdist.coordinator.memory.model_tree import ModelTree, read_tree
 from mlxdist.coordinator.memory.node_memory import MemoryNeed
 from mlxdist.coordinator.memory.prediction import ADAPTER_BYTES, WHOLE_GRAPH, choose
 from mlxdist.coordinator.plan.estimates import (
@@ -101,6 +102,7 @@ class RunPlan:
     steps: int | None
     hours: float | None
     useful_nodes: int | None  # with more nodes a step is hardly shorter
+    targets: str = ""  # the sentence on targets that reach a part of the layers, or every expert
 
 
 def show_plan(config: RunConfig, hosts: Hosts, options: PlanOptions, console: Console) -> int:
@@ -114,7 +116,10 @@ def show_plan(config: RunConfig, hosts: Hosts, options: PlanOptions, console: Co
     with console.status("reading the data"):
         dataset = read(config, progress=lambda message, share: None)
     rows = [each for each in (dataset.train, dataset.valid) if each is not None]
-    made = make_plan(config, planned_nodes(hosts), rows, files, this_machine(), options)
+    folder = find_model(config.model)
+    assert folder is not None, "its files were read"
+    tree = read_tree(folder, config.model, config.lora)
+    made = make_plan(config, planned_nodes(hosts), rows, files, this_machine(), options, tree)
     if options.as_json:
         console.out(json.dumps(asdict(made), indent=2), highlight=False)
     else:
@@ -147,11 +152,15 @@ def make_plan(
     files: ModelFiles,
     machine: Machine,
     options: PlanOptions,
+    tree: ModelTree | None = None,
 ) -> RunPlan:
-    """Returns the plan of a run whose training rows are `rows[0]`. Raises ConfigError for a model of unknown sizes."""
+    """Returns the plan of a run whose training rows are `rows[0]`; `tree`: see `memory_need`.
+
+    Raises ConfigError for a model of unknown sizes.
+    """
     limits = node_limits(nodes, machine)
     try:
-        need = memory_need(config, files, rows, free_bytes(nodes, limits))
+        need = memory_need(config, files, rows, free_bytes(nodes, limits), tree)
     except KeyError as error:
         raise ConfigError(f'model = "{config.model}": its memory cannot be predicted: {error.args[0]}') from error
     data, vector = rows[0], ADAPTER_BYTES * need.leaf.adapter
@@ -184,6 +193,7 @@ def make_plan(
         steps=total,
         hours=seconds * total / 3600 if seconds is not None and total is not None else config.train.max_hours,
         useful_nodes=useful_nodes(typical, speed, vector, rate) if speed else None,
+        targets=tree.note if tree is not None else "",
     )
 
 

@@ -31,9 +31,18 @@ def draw(manifest: Manifest, seed: int) -> Vector:
     return manifests.join(manifest, tensors)
 
 
-def start_from(folder: Path, manifest: Manifest) -> Vector:
-    """Returns the vector of a saved adapter. Raises ConfigError when it has other tensors than this run trains."""
-    tensors, _ = load_adapter(folder)
+def start_from(folder: Path, manifest: Manifest, scale: float) -> Vector:
+    """Returns the vector of a saved adapter. Raises ConfigError for tensors or a scale that this run does not have.
+
+    The scale is a factor on the adapter's output: under another one the same tensors are another model.
+    """
+    tensors, config = load_adapter(folder)
+    theirs_scale = config["lora_parameters"].get("scale", scale)  # type: ignore[attr-defined]  # checked: a table
+    if theirs_scale != scale:
+        raise ConfigError(
+            f"lora.init_adapter = {str(folder)!r} was trained with scale {theirs_scale}, and lora.scale is {scale}: "
+            f"under another scale it is another model; set lora.scale = {theirs_scale}"
+        )
     theirs = manifests.make({name: tuple(tensor.shape) for name, tensor in tensors.items()})
     if theirs != manifest:
         what = "; ".join(list(manifests.differences(manifest, theirs))[:3])

@@ -1,6 +1,7 @@
 """A run before its nodes start: the rows are read, the settings fitted to the machines, a resumed run is checked."""
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from mlxdist.coordinator.batch.batch_order import total_steps
 from mlxdist.coordinator.config.hosts import Hosts
@@ -10,6 +11,7 @@ from mlxdist.coordinator.data.load import Dataset, read
 from mlxdist.coordinator.memory.fit import fit, kept_settings, this_machine
 from mlxdist.coordinator.memory.node_memory import NodeMemory
 from mlxdist.coordinator.report.reporter import Reporter
+from mlxdist.coordinator.storage.first_reading import first_reading
 from mlxdist.coordinator.storage.run_folder import RunFolder
 from mlxdist.coordinator.training.resume import Earlier, check_same_bits, earlier_sessions, resume_notes
 from mlxdist.protocol.messages import RunSpec
@@ -39,7 +41,7 @@ def prepare(config: RunConfig, hosts: Hosts, folder: RunFolder, report: Reporter
 
     Raises UserError for data, settings or a machine that do not fit, and for a run that cannot be resumed with them.
     """
-    dataset = read(config, progress=report.stage)
+    dataset = read(config, progress=report.stage, moment=first_reading(folder, datetime.now()))
     earlier = earlier_sessions(folder) if resume else None
     notes: list[str] = []
     if earlier is not None:

@@ -95,7 +95,7 @@ def method_of(config: RunConfig, rows: Rows, valid: Rows | None) -> Method:
 def first_state(config: RunConfig, manifest: Manifest, method: Method) -> State:
     """Returns the state before the first step: with the adapter that the run was given, or a fresh one."""
     if config.lora.init_adapter:
-        vector = adapters.start_from(Path(config.lora.init_adapter), manifest)
+        vector = adapters.start_from(Path(config.lora.init_adapter), manifest, config.lora.scale)
     else:
         vector = adapters.draw(manifest, config.batch.seed)
     return State(vector, optimizer_of(config.train).init(len(vector)), method.unknown_references())

@@ -17,9 +17,10 @@ from mlxdist.node.backward.choose_path import choose_path
 from mlxdist.node.backward.parameters import trainable
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol.errors import ConfigError, MismatchError
+from mlxdist.protocol.lora_targets import refuse_other_senses, target_modules
 from mlxdist.protocol.manifest import Manifest
 from mlxdist.protocol.messages import RunSpec
-from mlxdist.protocol.ranks import Module, ranks
+from mlxdist.protocol.ranks import ranks
 from mlxdist.protocol.untrusted import CODE_FILES, model_name, refuse_own_code
 
 SAMPLE_BYTES = 1 << 20
@@ -47,6 +48,7 @@ def load_with_lora(spec: RunSpec, progress: Callable[[str], None]) -> LoadedMode
     Raises ConfigError for a model that cannot be loaded, brings code of its own or has none of the target modules,
     MismatchError when other parameters than LoRA tensors would be trained.
     """
+    from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
     from mlx_lm.utils import _download, load_model
 
     progress(f"loading {spec.model}")
@@ -55,15 +57,15 @@ def load_with_lora(spec: RunSpec, progress: Callable[[str], None]) -> LoadedMode
         files = [folder / name for name in CODE_FILES]
         refuse_own_code(spec.model, {file.name: json.loads(file.read_text()) for file in files if file.is_file()})
         model, config = load_model(folder)
-    except (OSError, ValueError, KeyError) as error:
+    except ConfigError:
+        raise
+    except Exception as error:  # a model's own code raises what it likes
         raise ConfigError(f"model {spec.model!r} cannot be loaded: {error}") from error
-    if "vision_config" in config or "vision_tower" in dict(model.children()):
-        raise ConfigError(
-            f"model {spec.model!r} ({config.get('model_type')}) has a vision tower: take a text-only conversion"
-        )
+    refuse_other_senses(model, spec.model)
     progress("hashing the model's files")
     model_hash = hash_model(folder)
-    modules = target_modules(model, spec.target_modules, spec.num_layers)
+    kinds = (nn.Linear, nn.QuantizedLinear, SwitchLinear, QuantizedSwitchLinear)
+    modules = target_modules(model, spec.target_modules, spec.num_layers, kinds)
     kl = _kl_map(folder)
     if spec.rank_scaling == "by_kl" and not kl:
         progress("optiq_metadata.json with KL values is not beside the model: ranks go by bits")
@@ -81,37 +83,6 @@ def load_with_lora(spec: RunSpec, progress: Callable[[str], None]) -> LoadedMode
         model_hash=model_hash,
         vocab_size=_vocab_size(model, config),
     )
-
-
-def target_modules(model: nn.Module, names: tuple[str, ...], num_layers: int) -> list[Module]:
-    """Returns the modules of the last `num_layers` layers (-1: all) with a target as last or dotted name, by path.
-
-    Raises ConfigError when a target occurs in no layer.
-    """
-    from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
-
-    kinds = (nn.Linear, nn.QuantizedLinear, SwitchLinear, QuantizedSwitchLinear)
-    paths = {id(module): path for path, module in model.named_modules()}
-    layers = [layer for layer in model.layers if layer is not None]
-    chosen = layers if num_layers < 0 else layers[len(layers) - min(num_layers, len(layers)) :]
-    found: dict[str, Module] = {}
-    missing, present = set(names), set()
-    for layer in layers:
-        for path, module in layer.named_modules():
-            if not (isinstance(module, kinds) or hasattr(module, "to_lora")):
-                continue
-            present.add(path.rsplit(".", 1)[-1])
-            hits = {name for name in names if path == name or path.endswith("." + name)}
-            missing -= hits
-            if hits and any(layer is one for one in chosen):
-                full = paths[id(module)]
-                found[full] = Module(full, path, int(getattr(module, "bits", 0)))
-    if missing:
-        raise ConfigError(
-            f"lora.target_modules: {', '.join(sorted(missing))} occurs in no layer of this model; "
-            f"its layers have {', '.join(sorted(present))}"
-        )
-    return [found[path] for path in sorted(found)]
 
 
 def apply_lora(model: nn.Module, rank_of: Mapping[str, int], spec: RunSpec) -> None:

@@ -150,7 +150,7 @@ def test_a_value_that_an_override_replaces_is_not_checked(tmp_path: Path) -> Non
         ("train.report_memory=True", '--set train.report_memory = "True": must be true or false'),
         (
             "lora.target_modules=q_proj",
-            '--set lora.target_modules = "q_proj": must be a list of texts, like ["one", "two"]',
+            '--set lora.target_modules = "q_proj": must be a list of texts, like ["one", "two"], or "all-linear"',
         ),
         ("method=dop", '--set method = "dop": must be "sft", "dpo" or "kto"; did you mean "dpo"?'),
         ("train.steps.x=1", '--set train.steps = {"x": 1}: must be a whole number, at least 1'),

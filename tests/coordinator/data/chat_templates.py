@@ -123,6 +123,10 @@ MISTRAL = (
     + _CALLS
     + "</s>{% else %}[RESULT] {{ m.content }} [/RESULT]{% endif %}{% endfor %}"
 )
+# Says in front which functions are called later on.
+DECLARES = (
+    "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.name }};{% endfor %}{% endfor %}" + CHATML
+)
 
 _CHATML_TURN = r"<\|im_start\|>assistant\n(.*?<\|im_end\|>\n)"
 
@@ -135,7 +139,7 @@ class Family:
     turn: str
 
     def turns(self, render: str) -> list[str]:
-        """What a render shows of each assistant turn, its end token included."""
+        """Returns the text of each assistant turn in a render, its end token included."""
         return re.findall(self.turn, render, re.DOTALL)
 
 
@@ -149,6 +153,7 @@ FAMILIES = {
     "harmony": Family(HARMONY, r"<\|start\|>assistant(.*?<\|end\|>)"),
     "strict": Family(STRICT, _CHATML_TURN),
     "r1": Family(R1, r"(?:<\|assistant\|>|\[/RESULT\](?!<\|user\|>|$))(.*?</s>)"),
+    "declares": Family(DECLARES, _CHATML_TURN),
     "kimi": Family(KIMI, r"<\|assistant\|>(.*?<\|im_end\|>)"),
     "mistral": Family(MISTRAL, r"(?<=[\]>])( [^\[]*?</s>)"),
     "drops system": Family(DROPS_SYSTEM, r"(?<=[\]>])( [^\[]*?</s>)"),

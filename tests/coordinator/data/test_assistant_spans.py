@@ -78,6 +78,12 @@ def test_a_generation_prompt_that_opens_a_thought_leaves_the_answer_trained() ->
     assert turn_text(thought, 1, opens_a_thought) == "a</>"
 
 
+@pytest.mark.parametrize("words", ["<tool>x", "<think >x", "<t", "a < b"])
+def test_a_turn_that_begins_with_a_tag_is_not_cut_inside_it(words: str) -> None:
+    """The generation prompt's "<think>" shares the first characters of another tag."""
+    assert turn_text([says("user", "q"), says("assistant", words)], 1, opens_a_thought) == f"{words}</>"
+
+
 def test_a_template_that_refuses_a_part_still_shows_the_turn() -> None:
     def ends_with_user(messages: list[dict[str, Any]], *, tokenize: bool, add_generation_prompt: bool) -> str:
         if add_generation_prompt:

@@ -1,4 +1,4 @@
-"""What is said of the data before the first step, and what is refused: cut rows, left-out rows, lone rows, classes."""
+"""Notes and refusals before the first step: rows that are cut, left out or alone in a step, and classes."""
 
 from pathlib import Path
 from typing import Any

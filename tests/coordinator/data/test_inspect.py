@@ -24,8 +24,8 @@ def facts_of(folder: Path, rows: list[Any], method: str = "sft", **values: Any) 
     return examine(splits, toy_encoding(config), unit="tokens", progress=lambda message, share: None)
 
 
-def seen(facts: Inspection, *, colour: bool = False) -> str:
-    console = Console(file=io.StringIO(), width=120, force_terminal=colour, color_system="standard" if colour else None)
+def seen(facts: Inspection, *, color: bool = False) -> str:
+    console = Console(file=io.StringIO(), width=120, force_terminal=color, color_system="standard" if color else None)
     print_inspection(facts, console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
@@ -84,11 +84,11 @@ def test_kto_shows_the_classes_and_the_weights_that_balance_them(tmp_path: Path)
     )
 
 
-def test_three_rows_are_rendered_with_the_trained_part_coloured_or_marked(tmp_path: Path) -> None:
+def test_three_rows_are_rendered_with_the_trained_part_colored_or_marked(tmp_path: Path) -> None:
     facts = facts_of(tmp_path, [{"messages": [USER, {**YO, "content": f"yo{place}"}]} for place in range(5)])
     assert [sample.where for sample in facts.samples] == ["train.jsonl:1", "train.jsonl:3", "train.jsonl:5"]
     assert "<user>hi</><assistant>⟦yo2</>⟧" in seen(facts)
-    assert "<user>hi</><assistant>\x1b[32myo2</>\x1b[0m" in seen(facts, colour=True)
+    assert "<user>hi</><assistant>\x1b[32myo2</>\x1b[0m" in seen(facts, color=True)
 
 
 def test_a_pair_shows_both_branches(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is read, refused and said before a model is loaded."""
+"""Data are read, refused and described before a model is loaded."""
 
 import json
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ def test_the_first_ten_faults_are_shown_together_in_the_order_of_their_lines(tmp
     assert said[11:] == ["  … and 6 more", 'Fix them, or set data.on_bad_row = "skip" to train without them.']
 
 
-def test_faults_found_before_and_after_tokenising_stand_in_one_order(tmp_path: Path) -> None:
+def test_faults_found_before_and_after_tokenizing_stand_in_one_order(tmp_path: Path) -> None:
     rows = [{"prompt": "p" * 30, "completion": "c"}, {"prompt": 1, "completion": "c"}]
     said = refusal(tmp_path, rows, max_length=20).splitlines()
     assert [line.split(":")[1] for line in said[1:3]] == ["1", "2"]
@@ -74,8 +74,12 @@ def test_columns_give_our_names_to_the_files_keys(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "method", "remedy"),
     [
-        ({"instruction": "p", "output": "c"}, "sft", 'data.columns = {prompt = "instruction", completion = "output"}'),
-        ({"conversations": []}, "sft", 'data.columns = {messages = "conversations"}'),
+        ({"question": "p", "answer": "c"}, "sft", 'data.columns = {prompt = "question", completion = "answer"}'),
+        (
+            *({"instruction": "p", "context": "x", "response": "c"}, "sft"),
+            'data.columns = {prompt = ["instruction", "context"], completion = "response"}',
+        ),
+        ({"dialog": []}, "sft", 'data.columns = {messages = "dialog"}'),
         ({"prompt": "p", "chosen": "a", "rejected": "b"}, "sft", 'which method = "dpo" trains on'),
         ({"prompt": "p", "completion": "a", "label": True}, "dpo", 'which method = "sft" trains on'),
         ({"prompt": "p", "chosen": "a", "rejected": "b"}, "kto", "data.unpair = true makes kto rows of pairs"),

@@ -57,6 +57,13 @@ def test_a_system_column_is_the_system_turn(tmp_path: Path, method: str, row: An
     assert mapped.startswith(f"<system>be brief</>{CHAT}[")
 
 
+@pytest.mark.parametrize("before", [[], [{"role": "user", "content": "hi"}]], ids=["answers", "conversations"])
+def test_a_system_column_stands_beside_a_text_prompt_of_conversations_too(tmp_path: Path, before: Any) -> None:
+    answers = {name: [*before, {"role": "assistant", "content": name}] for name in ("chosen", "rejected")}
+    shown, _ = read(tmp_path, {"prompt": "hi", **answers, "system": "be brief"}, "dpo")
+    assert shown == " / ".join(f"<system>be brief</>{CHAT}[{name}</>]" for name in answers)
+
+
 def test_texts_without_a_prompt_and_rows_of_text_stay_as_they_are(tmp_path: Path) -> None:
     assert read(tmp_path, {"text": "hi yo"})[0] == "h[i yo</s>]"
     assert read(tmp_path, {"chosen": "hi yo", "rejected": "hi no"}, "dpo")[0] == "hi [yo</s>] / hi [no</s>]"

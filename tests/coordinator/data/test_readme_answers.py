@@ -37,4 +37,4 @@ def test_mlx_lm_generate_gives_the_answer_that_was_trained(tmp_path: Path) -> No
     assert "become user and assistant turns of the chat template" in " ".join(said.split())
     question = ["--prompt", "What is the tallest building of Lyon?", "--max-tokens", "24", "--temp", "0"]
     asked = run("mlx_lm", "generate", "--model", model, "--adapter-path", "runs/mine", *question, folder=tmp_path)
-    assert "The Tour Incity, 202 metres.\n" in asked
+    assert "The Tour Incity, 202 meters.\n" in asked

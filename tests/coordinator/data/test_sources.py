@@ -44,6 +44,29 @@ def test_a_broken_line_in_the_middle_is_a_fault_and_the_rest_is_read(tmp_path: P
     ]
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        '{"prompt": "p", "completion": "one", "completion": "two"}',
+        '{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "a", "content": "b"}]}',
+        '{"tools": [{"function": {"name": "f", "name": "g"}}]}',
+    ],
+)
+def test_a_key_that_stands_twice_at_any_depth_makes_a_row_faulty_and_no_other(tmp_path: Path, row: str) -> None:
+    for name, content in (("a.jsonl", f'{row}\n{{"text": "a"}}\n'), ("a.json", f'[{row},\n{{"text": "a"}}]')):
+        (one, reason), (two, good) = lines_and_rows(tmp_path / name, content)
+        assert (one, two, good) == (1, 2, {"text": "a"})
+        assert str(reason).endswith("stands twice in one object; keep one of them")
+        assert any(f"the key {key!r}" in reason for key in ("completion", "content", "name"))
+
+
+def test_a_number_of_too_many_digits_is_a_fault_not_a_failure(tmp_path: Path) -> None:
+    number = "9" * 5000
+    assert lines_and_rows(tmp_path / "a.jsonl", f'{{"text": {number}}}') == [(1, "a number with too many digits")]
+    with pytest.raises(DataError, match=r"a\.json:1: a number with too many digits"):
+        records(tmp_path / "a.json", f"[{number}]")
+
+
 def test_the_share_that_was_read_grows_to_one(tmp_path: Path) -> None:
     for name, content in (
         ("a.jsonl", "".join(json.dumps(row) + "\n" for row in ROWS)),
@@ -88,15 +111,6 @@ def test_csv_rows_are_text_with_the_line_where_they_begin(tmp_path: Path) -> Non
     ]
 
 
-def test_a_csv_cell_of_messages_is_read_as_messages(tmp_path: Path) -> None:
-    messages = [{"role": "user", "content": "hi"}]
-    cell = json.dumps(messages).replace('"', '""')
-    assert lines_and_rows(tmp_path / "a.csv", f'messages\n"{cell}"\n[{{not JSON\n') == [
-        (2, {"messages": messages}),
-        (3, {"messages": "[{not JSON"}),
-    ]
-
-
 def test_a_csv_header_that_names_a_column_twice_or_a_broken_quote_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a\.csv:1: the header names a column twice"):
         records(tmp_path / "a.csv", "text,text\na,b\n")
@@ -106,8 +120,10 @@ def test_a_csv_header_that_names_a_column_twice_or_a_broken_quote_is_refused(tmp
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv"])
 def test_utf_16_and_an_empty_file_are_refused_by_name(tmp_path: Path, name: str) -> None:
-    with pytest.raises(DataError, match="is UTF-16; save it as UTF-8"):
-        records(tmp_path / name, "[{}]".encode("utf-16"))
+    for encoding in ("utf-16", "utf-16-le", "utf-16-be"):  # with a byte-order mark, and without one
+        for start in ("[{}]", '{"text": "a"}\n', "größe,text\n", '["字字字 字字"]'):
+            with pytest.raises(DataError, match="is UTF-16; save it as UTF-8"):
+                records(tmp_path / name, start.encode(encoding))
     with pytest.raises(DataError, match="is empty"):
         records(tmp_path / name, b"")
 
@@ -137,6 +153,58 @@ def test_a_folder_has_its_splits_and_a_valid_path_stands_above_its_own(tmp_path:
         find(str(tmp_path))
 
 
+@pytest.mark.parametrize("split", ["valid", "validation", "val", "dev", "eval", "Validation"])
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
+def test_validation_beside_training_is_found_under_every_usual_name(tmp_path: Path, split: str, suffix: str) -> None:
+    for name in ("train.jsonl", f"{split}{suffix}"):
+        (tmp_path / name).write_text("{}")
+    splits = find(str(tmp_path))
+    assert splits.valid is not None
+    assert (splits.valid.name, splits.unread) == (f"{split}{suffix}", ())
+
+
+def test_two_files_that_are_both_validation_are_refused(tmp_path: Path) -> None:
+    for name in ("train.jsonl", "valid.jsonl", "dev.jsonl"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(DataError, match=r"has both valid\.jsonl and dev\.jsonl"):
+        find(str(tmp_path))
+
+
+def test_files_of_the_folder_that_nothing_reads_are_named(tmp_path: Path) -> None:
+    named = ("train.jsonl", "train_2.jsonl", "more.csv", "old.jsonl.gz", "README.md", ".hidden.jsonl", "test.jsonl")
+    for name in named:
+        (tmp_path / name).write_text("{}")
+    assert find(str(tmp_path)).unread == ("more.csv", "old.jsonl.gz", "train_2.jsonl")
+    assert find(str(tmp_path), str(tmp_path / "more.csv")).unread == ("old.jsonl.gz", "train_2.jsonl")
+    (tmp_path / "val.jsonl").write_text("{}")
+    assert find(str(tmp_path), str(tmp_path / "more.csv")).unread == ("old.jsonl.gz", "train_2.jsonl", "val.jsonl")
+    assert find(str(tmp_path / "train.jsonl")).unread == ("val.jsonl",)
+    assert find(str(tmp_path / "more.csv")).unread == ()
+
+
+def test_a_split_in_shards_is_read_in_their_order_and_rows_keep_their_own_file_and_line(tmp_path: Path) -> None:
+    for number in (1, 0, 2):
+        (tmp_path / f"train-0000{number}-of-00003.jsonl").write_text(f'\n{{"text": "{number}"}}\n')
+    (tmp_path / "validation-00000-of-00001.jsonl").write_text('{"text": "v"}')
+    splits = find(str(tmp_path))
+    found = list(splits.train.records())
+    assert [(record.file, record.line, record.row) for record in found] == [
+        (f"train-0000{number}-of-00003.jsonl", 2, {"text": str(number)}) for number in range(3)
+    ]
+    assert found[-1].share == 1.0
+    assert splits.valid is not None
+    assert splits.valid.name == "validation-00000-of-00001.jsonl"
+    (tmp_path / "train-00001-of-00003.jsonl").unlink()
+    with pytest.raises(DataError, match=r"is one of 3 files, and there is no number 00001: copy them all"):
+        find(str(tmp_path))
+
+
+def test_a_copy_of_a_hub_data_set_is_found_in_its_folder_data(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train-00000-of-00001.parquet").write_bytes(b"x")
+    assert find(str(tmp_path)).train.name == "train-00000-of-00001.parquet"
+
+
 @pytest.mark.parametrize("path", ["-", "/dev/stdin", "/dev/null"])
 def test_a_stream_without_a_length_is_refused_by_name(path: str) -> None:
     with pytest.raises(DataError, match=f"{path} is a stream without a length"):
@@ -164,6 +232,7 @@ def test_a_hub_data_set_has_its_splits_by_the_names_that_are_used() -> None:
     splits = splits_of("org/name", {"train": Rows(ROWS), "validation": Rows(ROWS[:1]), "extra": Rows()})
     assert splits.valid is not None
     assert (splits.train.name, splits.valid.name, splits.test) == ("org/name [train]", "org/name [validation]", None)
+    assert splits.unread == ("org/name [extra]",)
     assert [(record.line, record.row, record.share) for record in splits.train.records()] == [
         (1, ROWS[0], 1 / 3),
         (2, ROWS[1], 2 / 3),

@@ -95,6 +95,13 @@ def test_schemas_lose_the_keys_that_parquet_filled_in(tmp_path: Path) -> None:
     assert text(tmp_path, {"messages": [USER, DONE], "tools": json.dumps([schema])}, QWEN) == shown
 
 
+def test_parts_and_arguments_that_parquet_filled_in_are_not_there(tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "h", "image_url": None}, {"type": None, "text": "i", "image_url": None}]
+    row = {"messages": [{**USER, "content": parts}, DONE], "chat_template_kwargs": {"preserve_thinking": None}}
+    filled = toy_read(tmp_path, [row])
+    assert filled.train.digest == toy_read(tmp_path, [{"messages": [USER, DONE]}]).train.digest
+
+
 def test_parquet_and_jsonl_give_the_same_rows(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     from mlxdist.coordinator.data.hf_datasets import read_parquet
