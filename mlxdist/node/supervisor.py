@@ -18,8 +18,8 @@ from mlxdist.protocol import messages as m
 from mlxdist.protocol.backoff import Backoff
 from mlxdist.protocol.errors import MismatchError, WireError
 from mlxdist.protocol.transport import Link
-from mlxdist.protocol.untrusted import worker_environment
-from mlxdist.protocol.wire import decode, encode
+from mlxdist.protocol.untrusted import sentence, worker_environment
+from mlxdist.protocol.wire import decode, encode, fitted
 
 REGISTER_SECONDS = 0.5  # between attempts to register
 UNANSWERED_HEARTBEATS = 8  # until the connection counts as dead: by then the coordinator counts this node as dead
@@ -98,10 +98,10 @@ class Supervisor:
 
     def _leave(self, code: int, reason: str) -> None:
         if self.exit_code is None:
-            self.exit_code, self.reason = code, reason
+            self.exit_code, self.reason = code, sentence(reason)
 
     def _send(self, message: m.Message) -> bool:
-        sent = self.link.send(encode(message))
+        sent = self.link.send(encode(fitted(message)))
         if sent and self.unanswered is None:
             self.unanswered = self.clock()
         return sent

@@ -31,6 +31,12 @@ def quoted(text: object, limit: int = SHOWN_CHARS) -> str:
     return f"{cut[:limit]}…" if len(whole) > limit or len(cut) > limit else cut
 
 
+def sentence(text: str) -> str:
+    """Returns a peer's sentence, or a few lines of it, each marked as such: none can pass for one of ours."""
+    lines = text[:4000].splitlines()[:24]
+    return "\n  | ".join(quoted(line, 2000) for line in lines)
+
+
 def worker_environment(given: Mapping[str, str]) -> dict[str, str]:
     """Returns the environment that a coordinator asks for. Raises MismatchError for a name or value not allowed."""
     for name, value in given.items():

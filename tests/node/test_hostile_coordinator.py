@@ -20,7 +20,7 @@ from mlxdist.protocol.untrusted import model_name, worker_environment
 from mlxdist.protocol.wire import decode, encode
 from tests.protocol.example_messages import example
 
-SESSION = m.SessionId("run", 1, 1)
+SESSION = m.SessionId("run", 1, "1")
 HOSTILE: tuple[Mapping[str, str], ...] = (
     {"PYTHONWARNINGS": "error::evil.Warning"},
     {"PYTHONPATH": "/tmp/evil"},

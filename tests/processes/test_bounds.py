@@ -105,7 +105,7 @@ def test_a_line_without_an_end_is_cut() -> None:
 def test_lines_that_could_not_be_sent_are_sent_later(worker: Worker) -> None:
     hub = MemoryHub()
     link = hub.connect(CONTROL, b"a")
-    session, connected = m.SessionId("run", 1, 1), [False]
+    session, connected = m.SessionId("run", 1, "1"), [False]
 
     class Flapping:
         def __getattr__(self, name: str) -> Any:

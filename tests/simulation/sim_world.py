@@ -8,7 +8,7 @@ design allows, and none is forgotten; no node is accused of nonsense without cau
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from itertools import count, pairwise
 
 import numpy as np
 
@@ -89,6 +89,8 @@ class World:
             launched=self.launched,
         )
         self.cluster = Cluster(settings, assigner=self._split)
+        # The same numbers in every incarnation, so that a session of an earlier one can be taken for one of this.
+        self.cluster.members.draw = map(str, count(1)).__next__
         self.fleet = Fleet(self.cluster, self, clock=lambda: self.now, threaded=False)
         self.total, self.fetched, self.freed, self.lent = None, [], [], None
         if self.reference:
