@@ -103,7 +103,7 @@ def test_a_line_without_an_end_is_cut() -> None:
 
 
 def test_lines_that_could_not_be_sent_are_sent_later(worker: Worker) -> None:
-    session, link = m.SessionId("run", 1, 1), Wire(CONTROL, b"a", closed=True)
+    session, link = m.SessionId("run", 1, "1"), Wire(CONTROL, b"a", closed=True)
     supervisor = Supervisor(
         "a", HERE, link, launched=False, wait_seconds=60, clock=lambda: 0.0, start_worker=lambda _: worker
     )

@@ -167,9 +167,9 @@ def test_a_supervisor_whose_session_is_over_gives_the_next_one_to_the_same_worke
         clock=lambda: now[0],
         start_worker=start,
     )
-    first, second = m.SessionId("run", 1, 1), m.SessionId("run", 2, 1)
+    first, second = m.SessionId("run", 1, "1"), m.SessionId("run", 2, "1")
     supervisor._handle(admit(first))
-    supervisor._handle(m.Stale(m.SessionId("run", 1, 9), "another's", over=True))
+    supervisor._handle(m.Stale(m.SessionId("run", 1, "9"), "another's", over=True))
     assert supervisor.session == first, "only its own session"
     supervisor._handle(m.Stale(first, "a beat", over=True))
     assert supervisor.session is None
@@ -187,7 +187,7 @@ def test_a_supervisor_whose_worker_pauses_does_not_register_before_the_pause_is_
     supervisor = Supervisor(
         "a", HERE, link, launched=False, wait_seconds=60, clock=lambda: now[0], start_worker=lambda _: idle
     )
-    session = m.SessionId("run", 1, 1)
+    session = m.SessionId("run", 1, "1")
     supervisor._handle(admit(session))
     idle.process.kill()
     idle.process.wait()
@@ -196,7 +196,7 @@ def test_a_supervisor_whose_worker_pauses_does_not_register_before_the_pause_is_
     supervisor._handle(m.Stale(session, "a beat", over=True))
     now[0] += 0.9  # of the pause of one second
     supervisor._tick()
-    supervisor._handle(admit(m.SessionId("run", 1, 2)))  # late, the answer to an earlier registration
+    supervisor._handle(admit(m.SessionId("run", 1, "2")))  # late, the answer to an earlier registration
     assert supervisor.worker is None
     now[0] += 0.2
     supervisor._tick()
@@ -216,7 +216,7 @@ def test_a_node_whose_launcher_is_gone_leaves_even_with_a_worker_that_ignores_si
     supervisor = Supervisor(
         "a", HERE, Wire(CONTROL, b"a"), launched=True, wait_seconds=60, start_worker=lambda _: worker
     )
-    supervisor._handle(admit(m.SessionId("run", 1, 1)))
+    supervisor._handle(admit(m.SessionId("run", 1, "1")))
     orphaned = threading.Event()
     orphaned.set()
     assert supervisor.run(orphaned) == 0

@@ -8,6 +8,7 @@ design allows, and none is forgotten; no node is accused of nonsense without cau
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import count
 
 import numpy as np
 
@@ -73,6 +74,8 @@ class World(SummingCluster, Surroundings):
         changes = {"timing": timing, "min_nodes": self.min_nodes, "launched": self.launched}
         self.coordinate(new_cluster(incarnation=self.incarnation, **changes))
         self.cluster.scheduler.assigner = lambda seconds: split_at(self.cuts, seconds)
+        # The same numbers in every incarnation, so that a session of an earlier one can be taken for one of this.
+        self.cluster.members.draw = map(str, count(1)).__next__
         self.total, self.fetched, self.freed, self.lent = None, [], [], None
         if self.reference:
             self.cluster.set_reference(np.full(ELEMENTS, np.float32(self.reference)))

@@ -182,7 +182,7 @@ def test_unfair_shares_with_many_partials_fill_the_memory_to_the_bound_and_not_b
 
 
 def offer_of(start: int, stop: int, stream: int) -> m.VectorOffer:
-    return m.VectorOffer(m.SessionId("run", 1, 1), stream, "partial", 0, ELEMENTS, 1, 1, start, stop, 0, ELEMENTS)
+    return m.VectorOffer(m.SessionId("run", 1, "1"), stream, "partial", 0, ELEMENTS, 1, 1, start, stop, 0, ELEMENTS)
 
 
 def admitted(uploads: Uploads, lowest: int) -> list[tuple[str, int, int]]:
