@@ -2,6 +2,8 @@
 
 import os
 import signal
+import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -42,6 +44,27 @@ def test_a_signal_interrupts_once_and_later_ones_do_nothing_while_it_is_saved(fi
 def test_a_save_that_hangs_can_be_interrupted_again_after_a_minute() -> None:
     times = (AGAIN_SECONDS - 1, AGAIN_SECONDS, AGAIN_SECONDS + 1)
     assert interrupted(*((signal.SIGINT, time) for time in times)) == [0.0, AGAIN_SECONDS]
+
+
+class Finalized:
+    """Is interrupted while it is finalized, where Python drops what is raised."""
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0)
+
+
+def test_an_interrupt_that_python_drops_is_raised_again(capfd: pytest.CaptureFixture[str]) -> None:
+    def work() -> None:
+        with interruptible():
+            Finalized()
+            time.sleep(5)
+
+    hook = sys.unraisablehook
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert sys.unraisablehook is hook
+    assert capfd.readouterr().err == ""
 
 
 def test_without_an_interrupt_the_handlers_are_as_before() -> None:
