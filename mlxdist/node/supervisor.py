@@ -9,7 +9,8 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Mapping
-from os import environ, getpid
+from os import environ
+from secrets import token_hex
 
 import psutil
 
@@ -210,7 +211,8 @@ def main(name: str, endpoint: tuple[str, int], wait_seconds: float, launched: bo
     orphaned = threading.Event()
     if launched:
         watch_launcher(orphaned)
-    link = DealerLink(f"tcp://{host}:{port}", f"{name}/{getpid()}".encode())
+    # Random, because a connection that takes an existing name takes over what is sent to it (ROUTER_HANDOVER).
+    link = DealerLink(f"tcp://{host}:{port}", f"{name}/{token_hex(16)}".encode())
     supervisor = Supervisor(name, host, link, launched=launched, wait_seconds=wait_seconds)
     code = supervisor.run(orphaned)
     return code, supervisor.reason

@@ -132,7 +132,7 @@ class Carrier:
 
 def connected(order: Order) -> Link:
     """Opens a data connection for this session alone."""
-    identity = f"{order.name}#{order.session.incarnation}.{order.session.number}"
+    identity = f"{order.name}#{order.session.number}"  # which no stranger can take over: the number is random
     return DealerLink(order.endpoint, identity.encode(), probe=True)
 
 

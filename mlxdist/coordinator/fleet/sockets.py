@@ -7,12 +7,12 @@ import zmq
 
 from mlxdist.protocol.errors import ConfigError
 from mlxdist.protocol.transport import CONTROL, DATA, Parcel
-from mlxdist.protocol.wire import MAX_HEADER, Frames
+from mlxdist.protocol.wire import Frames
 
 BATCH = 256  # messages taken from a port before the other one is looked at, …
-BATCH_BYTES = 32 << 20  # … or about so many bytes
-MOST_QUEUED = 64  # messages that wait of one peer; then TCP makes it wait
-MOST_FRAME = MAX_HEADER  # no message to the coordinator has a longer frame: blocks have 1 MiB
+BATCH_BYTES = 8 << 20  # … or about so many bytes
+MOST_QUEUED = 16  # messages that wait of one peer; then TCP makes it wait
+MOST_FRAME = 2 << 20  # bytes: no message to the coordinator has a longer frame; blocks have 1 MiB
 
 # A node that vanished leaves a connection that is open at this end only. One with nothing under way is
 # found by the keepalive, one with unacknowledged blocks by the retry limit (Linux; macOS gives up by itself, later).
