@@ -20,9 +20,10 @@ from mlxdist.protocol import messages as m
 from mlxdist.protocol.leaves import Leaf
 from mlxdist.protocol.methods import DPO, LABELS, METHODS
 from tests.coordinator.training.watched import Recorder, Watched, leaves_without_reference
-from tests.laws.memory_fleet import MemoryNode, MemoryNodes
 from tests.laws.preference_cases import BATCH, case_of, labeled, pairs
 from tests.laws.preference_runs import assert_equals_one_machine, evaluate_here, train_here, train_plainly, with_rows
+from tests.memory_cluster import MemoryCluster
+from tests.memory_nodes import MemoryNode
 
 
 @pytest.fixture
@@ -164,9 +165,9 @@ def test_a_late_joiner_gets_the_initial_reference_and_changes_no_bit(
 ) -> None:
     case = case_of(loss, reference="initial")
     joined: list[MemoryNode] = []
-    everyone: list[MemoryNodes] = []
+    everyone: list[MemoryCluster] = []
 
-    def join_at_step_3(step: int, nodes: MemoryNodes) -> None:
+    def join_at_step_3(step: int, nodes: MemoryCluster) -> None:
         everyone[:] = [nodes]
         if step == 3:
             joined.append(nodes.join(engines[2]))
@@ -174,7 +175,7 @@ def test_a_late_joiner_gets_the_initial_reference_and_changes_no_bit(
     late = train_here(case, model, engines[:2], before=join_at_step_3)
     assert {job.assignment.step for job in engines[2].asked} <= {4, 5} != set()
     assert engines[2].asked
-    for node in everyone[0].nodes:
+    for node in everyone[0].nodes.values():
         offers = [message.kind for message in node.heard if isinstance(message, m.VectorOffer)]
         assert offers.count("reference") == 1
     assert all(job.reference is not None for job in engines[2].asked)

@@ -25,13 +25,12 @@ from mlxdist.protocol.manifest import Manifest
 from mlxdist.protocol.transport import CONTROL
 from mlxdist.protocol.tree import Span, fold, fold_span, left_of_last
 from mlxdist.protocol.vectors import BLOCK_ELEMENTS, WINDOW, OutgoingVector, Vector, block_count, digest
-from mlxdist.protocol.wire import Frames
 from scripts.local_cluster import free_ports
 from tests.coordinator.cluster.scripted_node import PARTIAL, Bench, give_back, working
 from tests.faults.fault_proxy import DOWN, UP, Proxy
 from tests.laws.model_folder import llama_folder
 from tests.node.test_session import SESSION, Session, new_session, said, task_of, tell
-from tests.node.wired_nodes import Wires, cluster_for
+from tests.node.wired_nodes import Wires
 from tests.processes.thread_nodes import HERE, LEAVES, config_of, request, start_coordinator, thread_nodes
 
 LAYERS = 3
@@ -298,11 +297,12 @@ def wired(three_layers: Path) -> Wired:
     known: dict[str, ToldEngine] = {}
 
     def join(*names: str, segment_size: int = 1) -> tuple[Wires, list[ToldEngine]]:
-        wires = Wires(cluster_for(config_of(three_layers, segment_size=segment_size, rank=RANK)))
+        wires = Wires(config_of(three_layers, segment_size=segment_size, rank=RANK))
         engines = [known.setdefault(name, ToldEngine()) for name in names]
         for name, engine in zip(names, engines, strict=True):
             engine.record = wires.record
-            wires.join(name, engine)
+            wires.join(engine, name)
+        wires.settle()
         wires.cluster.set_adapter(0, drawn_adapter(wires.cluster.manifest))
         wires.settle()
         wires.record.clear()
@@ -398,18 +398,18 @@ def test_a_cancel_in_mid_stream_frees_the_buffer_and_ends_the_backward(
     def late(name: str) -> None:
         if name == "a" and not copied:
             copied.append(wires.cluster.transfers.pool.held)
+            wires.nodes["a"].stopped = True
             wires.now += 8.0
             wires.beat()
             wires.cluster.tick(wires.now)
-            wires.pump()
-            while wires.nodes["b"].work():
-                pass
 
     wires.on_growth = late
     asked = request(step=2)
     asked = type(asked)(asked.verb, 2, 1, asked.leaves)
     assert wires.gradient(asked).tobytes() == expected[LEAVES]
     assert copied == [1]
+    wires.nodes["a"].stopped = False
+    wires.settle()
     lowest = [entry for entry in wires.record if entry[0] == "segment" and entry[1] == 0]
     assert len(lowest) == (LEAVES - 1) + LEAVES, "of the two last leaves only the copy's came to its end"
     assert wires.cluster.transfers.pool.held == 0
@@ -421,19 +421,9 @@ def test_a_damaged_block_in_mid_stream_is_found_at_the_end_and_the_whole_goes_ag
     wired: Wired, expected: dict[int, bytes]
 ) -> None:
     wires, _ = wired("a")
-    hurt: list[int] = []
-
-    def damage(message: m.Message, frames: Frames) -> Frames:
-        if not isinstance(message, m.VectorBlock) or hurt:
-            return frames
-        hurt.append(message.index)
-        block = bytearray(frames[-1])
-        block[100] ^= 1
-        return [*frames[:-1], bytes(block)]
-
-    wires.damage = damage
+    wires.damage_up = 1
     assert wires.gradient(request(leaves=2)).tobytes() == expected[2]
-    assert hurt == [0]
+    assert wires.damage_up == 0
     assert [kind for kind, _ in wires.record].count("VectorOffer") == 2
 
 

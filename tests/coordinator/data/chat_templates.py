@@ -180,8 +180,8 @@ FAMILIES = {
     "r1": Family(R1, r"(?:<\|assistant\|>|\[/RESULT\](?!<\|user\|>|$))(.*?</s>)"),
     "declares": Family(DECLARES, _CHATML_TURN),
     "kimi": Family(KIMI, r"<\|assistant\|>(.*?<\|im_end\|>)"),
-    "mistral": Family(MISTRAL, r"(?<=[\]>])( [^\[]*?</s>)"),
-    "drops system": Family(DROPS_SYSTEM, r"(?<=[\]>])( [^\[]*?</s>)"),
+    "mistral": Family(MISTRAL, r"(?<=[\]>])( (?:(?!\[[A-Z/]).)*?</s>)"),
+    "drops system": Family(DROPS_SYSTEM, r"(?<=[\]>])( (?:(?!\[[A-Z/]).)*?</s>)"),
 }
 SPECIAL = (
     *("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<think>"),
