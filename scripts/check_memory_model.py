@@ -77,15 +77,8 @@ def measure(architecture: str) -> dict[str, Any]:
             mx.clear_cache()
             before = mx.get_active_memory()
             mx.reset_peak_memory()
-            gathered(
-                backward(
-                    model,
-                    [rows],
-                    lambda sums: -sums[0].sum(),
-                    head_chunk=CHUNK,
-                    path=GradientPath(segment_size=segment),
-                )
-            )
+            path = GradientPath(segment_size=segment)
+            gathered(backward(model, [rows], lambda sums: -sums[0].sum(), head_chunk=CHUNK, path=path))
             taken = mx.get_peak_memory() - before
             predicted = peak(shape, LeafSize(length, length, adapter=adapter), segment_size=segment, head_chunk=CHUNK)
             ratios[f"{segment or 'off'} {length}"] = round(taken / predicted, 2)

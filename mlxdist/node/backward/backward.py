@@ -7,6 +7,7 @@ Shapes: B rows, L positions.
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -78,7 +79,7 @@ def backward(
     if path.segment_size:
         yield from segmented_backward(model, rows, loss, segment_size=path.segment_size, head_chunk=head_chunk)
         return
-    with checkpointed(model, on=path.checkpoint):
+    with checkpointed(model) if path.checkpoint else nullcontext():
         sums, gradients = full_graph_backward(
             model, rows, loss, head_chunk=head_chunk, supervised_head=path.supervised_head
         )
