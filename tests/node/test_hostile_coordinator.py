@@ -15,9 +15,10 @@ from mlxdist.node.work.model import load_with_lora
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import ConfigError, MismatchError
 from mlxdist.protocol.numerics import WORKER_ENVIRONMENT
-from mlxdist.protocol.transport import CONTROL, MemoryHub, Parcel
+from mlxdist.protocol.transport import CONTROL, Parcel
 from mlxdist.protocol.untrusted import model_name, worker_environment
 from mlxdist.protocol.wire import decode, encode
+from tests.memory_nodes import Wire
 from tests.protocol.example_messages import example
 
 SESSION = m.SessionId("run", 1, "1")
@@ -55,7 +56,7 @@ def test_what_is_sent_today_is_allowed() -> None:
 def test_a_supervisor_starts_nothing_in_an_environment_that_is_not_allowed(environment: dict[str, str]) -> None:
     with pytest.raises(MismatchError):
         worker_environment(environment)
-    link = MemoryHub().connect(CONTROL, b"a")
+    link = Wire(CONTROL, b"a")
     started = threading.Event()
     supervisor = Supervisor(
         "a", "127.0.0.1", link, launched=False, wait_seconds=60, start_worker=lambda _: started.set()

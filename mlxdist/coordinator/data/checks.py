@@ -85,7 +85,10 @@ def unread_notes(name: str, shape: str, n_rows: int, named: Columns, columns: Ma
     unread = {key: count for key, count in columns.items() if count}
     if not unread:
         return
-    said = [f"{key} ({percent(count, n_rows)} of the rows)" for key, count in sorted(unread.items())]
+    said = [
+        f"{key or 'a column without a name'} ({percent(count, n_rows)} of the rows)"
+        for key, count in sorted(unread.items())
+    ]
     more = f" and {len(said) - MOST_COLUMNS} more" if len(said) > MOST_COLUMNS else ""
     sentence = f"{name} has text that nothing reads, in {', '.join(said[:MOST_COLUMNS])}{more}"
     ours = {ours: named.get(ours, ours) for ours in SHAPES[shape]}

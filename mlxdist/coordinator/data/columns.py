@@ -53,8 +53,7 @@ def named(row: Fields, shaping: Shaping) -> NamedRow:
     """`row` under our names, texts that are messages decoded.
 
     Where data.columns is empty and the row has no shape of ours, or one without its prompt, it is recognized by its
-    keys. Raises RowError for a
-    column that is not there, or that holds messages in a writing which is not JSON.
+    keys. Raises RowError for a column that is not there, or that holds messages in a writing which is not JSON.
     """
     columns, known = shaping.columns, ""
     if not columns and not any(has_shape(row, shape) for shape in shaping.wanted if shape != "chosen, rejected"):

@@ -21,20 +21,31 @@ class DatedTemplate:
     tokenizer: Any  # mlx-lm's wrapper, whose template is replaced
     apply: Callable[..., str]
     moment: datetime
-    writes: bool | None = None  # True where a conversation shows the moment; None before the first
+    writes: bool = False  # True where a conversation showed the moment
 
     def __post_init__(self) -> None:
+        self._seen: set[tuple[object, ...]] = set()
         self._template = self.tokenizer.chat_template
         self._set(self.moment)
 
     def __call__(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> str:
         """The conversation as the model reads it."""
         text = str(self.apply(messages, **kwargs))
-        if self.writes is None:
+        if not self.writes and self._is_new(messages, kwargs):
             self._set(self.moment + _ANOTHER)
             self.writes = str(self.apply(messages, **kwargs)) != text
             self._set(self.moment)
         return text
+
+    def _is_new(self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]) -> bool:
+        """True for the first conversation of its kind: a template may write the date only beside tools or a system."""
+        roles = frozenset(str(message.get("role")) for message in messages)
+        given = tuple(sorted((name, repr(value)) for name, value in kwargs.items() if not isinstance(value, list)))
+        lists = tuple(sorted(name for name, value in kwargs.items() if isinstance(value, list)))
+        kind = (messages[0].get("role") if messages else None, roles, given, lists)
+        new = kind not in self._seen
+        self._seen.add(kind)
+        return new
 
     def _set(self, moment: datetime) -> None:
         front, found = clock_macro(moment), self._template

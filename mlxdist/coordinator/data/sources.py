@@ -77,7 +77,8 @@ def of_shards(paths: Sequence[Path]) -> Source:
             for record in source.records():
                 yield replace(record, share=(number + record.share) / len(sources), file=source.name)
 
-    return Source(f"{sources[0].name} to {sources[-1].name}", records)
+    name = sources[0].name if len(sources) == 1 else f"{sources[0].name} to {sources[-1].name}"
+    return Source(name, records)
 
 
 def _one(path: str, split: str) -> Source:
@@ -92,7 +93,7 @@ def _one(path: str, split: str) -> Source:
 
 def _in_folder(folder: Path, split: str) -> Source | None:
     found = _of_split(folder, split)
-    if len(found) == 1:
+    if len(found) == 1 and not _SHARD.search(found[0].stem):
         return of_file(found[0])
     kinds = {(_name(path), path.suffix, bool(_SHARD.search(path.stem))) for path in found}
     if len(kinds) > 1 or any(not shard for _, _, shard in kinds):

@@ -12,7 +12,7 @@ from mlxdist.coordinator.encode.row_errors import RowError, TemplateLimitError
 from mlxdist.protocol.errors import DataError
 
 NO_TEMPLATE = (
-    "this model's tokenizer has no chat template, and rows of messages need one: "
+    'this model\'s tokenizer has no chat template, and rows of messages and data.plain_text = "chat" need one: '
     "set data.chat_template to the template's text or file, or use a chat model"
 )
 PROBE = "QZQ"  # stands for an assistant's words; no template writes it

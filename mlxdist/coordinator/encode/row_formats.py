@@ -27,7 +27,7 @@ _OTHER_NAMES = {
     "completion": ("output", "answer", "response", "solution", "target"),
     "chosen": ("accepted", "preferred", "win", "better"),
     "rejected": ("dispreferred", "lose", "worse"),
-    "label": ("thumbs_up", "desirable", "feedback", "score"),
+    "label": ("thumbs_up", "kto_tag", "desirable", "feedback", "score"),
     "text": ("content", "document", "body"),
 }
 _WITH_PROMPT = ("input", "context")  # further text of a prompt, in a column of its own

@@ -202,3 +202,9 @@ def test_files_and_shards_are_named_where_a_run_says_what_it_reads(tmp_path: Pat
     ]
     said = "Beside the training rows, nothing reads other.jsonl (data.valid_path names a validation file)."
     assert said in data.notes
+
+
+def test_a_column_without_a_name_is_said_to_have_none(tmp_path: Path) -> None:
+    """pandas writes its index into a CSV file so."""
+    said = toy_read(tmp_path, [{"": "0", "prompt": "a", "completion": "b"}], template=None).notes
+    assert "train.jsonl has text that nothing reads, in a column without a name (100 % of the rows)." in said

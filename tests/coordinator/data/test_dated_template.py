@@ -76,6 +76,20 @@ def test_a_template_that_is_given_its_date_or_writes_none_is_left_alone(tmp_path
         assert not [note for note in notes if "date" in note]
 
 
+def test_a_template_that_writes_the_date_for_some_rows_alone_is_found_at_the_first_of_them(
+    tmp_path: Path, model: str
+) -> None:
+    template = (
+        "{% if messages[0].role == 'system' %}{{ strftime_now('%d %B') }} {% endif %}"
+        "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}"
+    )
+    config = run_of(tmp_path, model, template)
+    turns = [{"role": "user", "content": "w1"}, {"role": "assistant", "content": "w2"}]
+    rows = [{"messages": turns}] * 3 + [{"messages": [{"role": "system", "content": "w3"}, *turns]}]
+    write_rows(tmp_path / "train.jsonl", rows)
+    assert any("writes the date" in note for note in read(config, progress=lambda *_: None, moment=LATE).notes)
+
+
 def test_a_kept_moment_that_cannot_be_read_is_refused_with_its_place(tmp_path: Path) -> None:
     run = kept_in(tmp_path)
     for content in ("{", "{}", '{"moment": "soon"}', "[]"):

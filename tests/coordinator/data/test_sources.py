@@ -267,3 +267,13 @@ def test_parquet_rows_are_read_by_their_number(tmp_path: Path) -> None:
     (tmp_path / "b.parquet").write_bytes(b"PAR1 and no more")
     with pytest.raises(DataError, match=r"b\.parquet cannot be read as parquet"):
         list(of_file(tmp_path / "b.parquet").records())
+
+
+@pytest.mark.parametrize("name", ["train", "validation"])
+def test_one_file_of_a_split_of_several_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "train.jsonl").write_text('{"text": "t"}')
+    if name == "train":
+        (tmp_path / "train.jsonl").unlink()
+    (tmp_path / f"{name}-00001-of-00002.jsonl").write_text('{"text": "t"}')
+    with pytest.raises(DataError, match=f"{name}-00001-of-00002.jsonl is one of 2 files, and there is no number 00000"):
+        find(str(tmp_path))
