@@ -4,10 +4,12 @@ import os
 import re
 import resource
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
+import typer.core
 
 from mlxdist import __version__
 from mlxdist.protocol.errors import MlxdistError, UserError
@@ -31,16 +33,48 @@ def more_open_files(wanted: int = OPEN_FILES) -> None:
     """Raises the soft limit of open files as far as the hard one lets it, for this process and those that it starts.
 
     macOS starts programs with 256; a coordinator needs a few per node, and its connections come and go.
+
+    Raises UserError where the hard limit is below what mlx-lm sets when it is imported, and may not be raised.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY:
         wanted = min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if resource.RLIM_INFINITY != hard < OPEN_FILES:
+        _raise_hard_limit(wanted, hard)
+
+
+def _raise_hard_limit(soft: int, hard: int) -> None:
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, OPEN_FILES))
+    except (ValueError, OSError):
+        raise UserError(
+            f"this shell lets a program open {hard} files at most, and mlx-lm asks for {OPEN_FILES}: raise the hard "
+            f"limit (ulimit -Hn {OPEN_FILES}, as an administrator), or start mlxdist from a shell without it"
+        ) from None
+
+
+def open_closed_streams() -> None:
+    """Opens /dev/null in place of standard streams that the caller has closed.
+
+    The next file would take the number of the closed stream, and receive what is printed.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, mode))
 
 
 def main() -> None:
     """Runs the command line. Exit codes: 0 done, 1 the run could not go on, 2 wrong usage or data, 130 interrupted."""
+    open_closed_streams()
     try:
         app()
     except MlxdistError as error:
@@ -83,31 +117,56 @@ Changes = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-@app.command()
+class _Launch(typer.core.TyperCommand):
+    """Lets --resume stand alone, for `--resume last`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, resume_with_value(args))
+
+
+def resume_with_value(args: Sequence[str]) -> list[str]:
+    """Returns the arguments with "last" after each --resume that no value follows."""
+    given = list(args)
+    for place in range(len(args) - 1, -1, -1):
+        if args[place] == "--resume" and args[place + 1 : place + 2] not in (["last"], ["previous"]):
+            given.insert(place + 1, "last")
+    return given
+
+
+@app.command(cls=_Launch)
 def launch(
     run: RunFile = None,
     hosts: HostsFile = None,
     nodes: NodeCount = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in its output folder, after its last saved step.")
-    ] = False,
+        Literal["last", "previous"] | None,
+        typer.Option(
+            "--resume",
+            help="Go on with the run in its output folder, after its last saved step. "
+            "--resume previous: from the save before the last, where a damaged file makes that necessary.",
+        ),
+    ] = None,
     set_: Changes = None,
 ) -> None:
     """Train, on this machine or on several.
 
     Ctrl-C saves the last step and stops; the same command with --resume goes on from there.
     """
-    from mlxdist.coordinator.config.hosts import local_only
-    from mlxdist.coordinator.config.load import load_config
+    from mlxdist.interrupts import interruptible
 
-    more_open_files()
-    cluster = _cluster(hosts, nodes)
-    local_only(cluster)
-    config = load_config(run or cluster.run, set_ or ())
+    with interruptible():
+        from mlxdist.coordinator.config.hosts import local_only
+        from mlxdist.coordinator.config.load import load_config
 
-    from mlxdist.coordinator.run import run as train
+        more_open_files()
+        cluster = _cluster(hosts, nodes)
+        local_only(cluster)
+        config = load_config(run or cluster.run, set_ or ())
 
-    sys.exit(train(config, cluster, resume=resume, environ=os.environ))
+        from mlxdist.coordinator.run import run as train
+
+        previous = resume == "previous"
+        sys.exit(train(config, cluster, resume=resume is not None, previous=previous, environ=os.environ))
 
 
 @app.command()
@@ -195,6 +254,7 @@ def selfcheck(
     json: AsJson = False,
 ) -> None:
     """Check this machine alone, offline, in under three minutes: its bits, memory, speed and settings."""
+    more_open_files()
     from mlxdist.node.selfcheck.selfcheck import selfcheck as check
 
     sys.exit(check(as_json=json))

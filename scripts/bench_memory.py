@@ -132,7 +132,8 @@ def _work(model: Any, method: str, path: str, length: int, segment: int, chunk: 
     import mlx.core as mx
     import mlx.nn as nn
 
-    from mlxdist.node.backward.backward import GradientPath, gradient, score
+    from mlxdist.node.backward.backward import GradientPath, backward, score
+    from mlxdist.node.backward.events import gathered
     from mlxdist.node.backward.grad_checkpoint import checkpointed
     from scripts.plain_gradient import padded_rows, plain_gradient, plain_sums
 
@@ -161,7 +162,7 @@ def _work(model: Any, method: str, path: str, length: int, segment: int, chunk: 
         taken = GradientPath(segment_size=segment)
         if method == "kto":
             score(model, rows(3), head_chunk=chunk, path=taken)
-        return gradient(model, batches, loss, head_chunk=chunk, path=taken)
+        return gathered(backward(model, batches, loss, head_chunk=chunk, path=taken))
 
     return {PLAIN: plain, CHECKPOINT: checkpoint}.get(path, ours)
 

@@ -104,10 +104,14 @@ def in_one_process(computer: Computer) -> Gradient:
         computer.use(adapter)
         losses: list[float] = []
 
-        def one(index: int) -> mx.array:
-            flat, row_outputs = computer.gradient(leaves[index], step=version + 1, inputs={})
-            losses.append(float(row_outputs[:, 0].sum()))
-            return flat
+        def one(index: int) -> Vector:
+            parts: dict[str, Vector] = {}
+            for event in computer.gradient_parts(leaves[index], step=version + 1, loss="", scalars={}, inputs={}):
+                if isinstance(event, dict):
+                    parts |= event
+                else:
+                    losses.append(float(event[:, 0].sum()))
+            return np.concatenate([parts[tensor.name] for tensor in computer.loaded.manifest])
 
         total = fold_span(Span(0, len(leaves)), one, add)
         return np.array(total, dtype=np.float32), sum(losses)

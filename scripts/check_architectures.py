@@ -38,8 +38,9 @@ def find(architecture: str) -> Finding:
     from mlxdist.node.work.blas import use_openblas
 
     use_openblas()
-    from mlxdist.node.backward.backward import GradientPath, gradient
+    from mlxdist.node.backward.backward import GradientPath, backward
     from mlxdist.node.backward.choose_path import choose_path
+    from mlxdist.node.backward.events import gathered
     from scripts.plain_gradient import furthest, padded_rows, plain_gradient
     from scripts.tiny_architectures import VOCABULARY, add_lora, tiny_model
 
@@ -58,7 +59,7 @@ def find(architecture: str) -> Finding:
     if not path.segment_size:
         return Finding(architecture, "falls back", why=path.reason)
     differences = [
-        furthest(gradient(model, [rows], lambda sums: -sums[0].sum(), head_chunk=8, path=path)[1], expected)
+        furthest(gathered(backward(model, [rows], lambda sums: -sums[0].sum(), head_chunk=8, path=path))[1], expected)
         for path in (GradientPath(segment_size=1), GradientPath(segment_size=3))
     ]
     worst = max(differences)

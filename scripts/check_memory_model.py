@@ -55,8 +55,9 @@ def measure(architecture: str) -> dict[str, Any]:
     import mlx.core as mx
 
     from mlxdist.coordinator.memory.prediction import LeafSize, model_shape, peak
-    from mlxdist.node.backward.backward import GradientPath, gradient
+    from mlxdist.node.backward.backward import GradientPath, backward
     from mlxdist.node.backward.choose_path import choose_path
+    from mlxdist.node.backward.events import gathered
     from mlxdist.node.backward.parameters import trainable
     from scripts.plain_gradient import padded_rows
     from scripts.tiny_architectures import add_lora, model_of, tiny_config
@@ -76,9 +77,8 @@ def measure(architecture: str) -> dict[str, Any]:
             mx.clear_cache()
             before = mx.get_active_memory()
             mx.reset_peak_memory()
-            gradient(
-                model, [rows], lambda sums: -sums[0].sum(), head_chunk=CHUNK, path=GradientPath(segment_size=segment)
-            )
+            path = GradientPath(segment_size=segment)
+            gathered(backward(model, [rows], lambda sums: -sums[0].sum(), head_chunk=CHUNK, path=path))
             taken = mx.get_peak_memory() - before
             predicted = peak(shape, LeafSize(length, length, adapter=adapter), segment_size=segment, head_chunk=CHUNK)
             ratios[f"{segment or 'off'} {length}"] = round(taken / predicted, 2)

@@ -1,4 +1,4 @@
-"""What must be set before any test imports mlx, and what the marker `mac` does."""
+"""The environment that must be set before any test imports mlx, and the marker `mac`."""
 
 import os
 import sys

@@ -57,7 +57,7 @@ def sft_row_format(row: Mapping[str, Any]) -> SftFormat:
 
 
 def probe_format(row: Mapping[str, Any]) -> str:
-    """What a row looks like: "preference", an SFT format, or "unknown"."""
+    """Returns the format of a row: "preference", an SFT format, or "unknown"."""
     if isinstance(row.get("chosen"), str) and isinstance(row.get("rejected"), str):
         return "preference"
     try:

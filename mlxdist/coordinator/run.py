@@ -1,27 +1,25 @@
 """One run from its configuration to its exit code: read, fit, start the nodes, begin or go on, train, finish."""
 
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
 from mlxdist.coordinator.config.hosts import Hosts
 from mlxdist.coordinator.config.schema import RunConfig
 from mlxdist.coordinator.fleet.fleet import Fleet
 from mlxdist.coordinator.report.display import open_display
-from mlxdist.coordinator.report.format import count
+from mlxdist.coordinator.report.format import count, hours_phrase
 from mlxdist.coordinator.report.reporter import Reporter
 from mlxdist.coordinator.report.summary import Ending
 from mlxdist.coordinator.storage.open_run import open_run
 from mlxdist.coordinator.storage.run_folder import RunFolder
-from mlxdist.coordinator.train import Run, stops_early, train
+from mlxdist.coordinator.train import Run, train
 from mlxdist.coordinator.training.nodes import started_nodes
 from mlxdist.coordinator.training.prepare import Prepared, prepare
 from mlxdist.coordinator.training.saver import Saver
 from mlxdist.coordinator.training.startup import Start, announce, closing_sentences, start
-from mlxdist.coordinator.training.state import State
+from mlxdist.coordinator.training.state import State, stops_early, take_previous
 from mlxdist.coordinator.training.validation import Validation
 from mlxdist.protocol.errors import MlxdistError, SaveError
 
@@ -33,16 +31,18 @@ def run(
     hosts: Hosts,
     *,
     resume: bool,
+    previous: bool = False,
     environ: Mapping[str, str],
     clock: Callable[[], float] = time.monotonic,
 ) -> int:
     """Trains, and returns the command's exit code: 0 all steps done, 130 interrupted after a save.
 
+    `previous`: a resumed run goes on from the state before the last one, which is dropped.
+
     Raises MlxdistError, whose `exit_code` is the command's: 1 the run could not go on, 2 nothing was trained.
     """
     title, report_every = config.output.name, config.train.report_every
     with (
-        interruptible(),
         open_run(
             config.output,
             resume=resume,
@@ -54,7 +54,9 @@ def run(
     ):
         report = Reporter(folder, display, clock=clock)
         try:
-            prepared = prepare(config, hosts, folder, report, resume=resume)
+            prepared = prepare(config, hosts, folder, report, resume=resume, previous=previous)
+            if previous:
+                take_previous(folder)  # before the events of its later steps are cut off
             if resume:
                 report.resume_after(prepared.steps_done)
             with started_nodes(prepared, hosts, folder, report, clock) as fleet:
@@ -83,6 +85,7 @@ def loop_of(
         report=report,
         saver=Saver(folder, config, begun.manifest, begun.identity, report),
         clock=clock,
+        recorded_seconds=prepared.recorded_seconds,
     )
 
 
@@ -95,7 +98,12 @@ def train_to_the_end(loop: Run, state: State) -> None:
     try:
         state = train(loop, state)
         saver.final(state)
+        for sentence in closing_sentences(loop.config, state, loop.fleet.audited):
+            loop.report.note(sentence)
+        loop.report.done(f"{closing(loop, state)}; the adapter is in {folder}", "done")
     except KeyboardInterrupt:
+        if loop.report.ended:
+            raise
         done = (
             f"after step {saver.saved_step}, saved in {folder}" if saver.saved_step >= 0 else "before it could be saved"
         )
@@ -104,9 +112,6 @@ def train_to_the_end(loop: Run, state: State) -> None:
     except MlxdistError as error:
         finish(loop, str(error), "failed")
         raise
-    for sentence in closing_sentences(loop.config, state, loop.fleet.audited):
-        loop.report.note(sentence)
-    loop.report.done(f"{closing(loop, state)}; the adapter is in {folder}", "done")
 
 
 def closing(loop: Run, state: State) -> str:
@@ -114,6 +119,10 @@ def closing(loop: Run, state: State) -> str:
     evals = loop.config.train.early_stop_evals
     if state.step != loop.total_steps and stops_early(evals, state):
         return f"stopped early after step {state.step}, as {count(evals, 'evaluation')} brought no better one"
+    if loop.total_steps is None:
+        return (
+            f"{hours_phrase(loop.config.train.max_hours or 0)} of training are over, after {count(state.step, 'step')}"
+        )
     return "the one step is done" if state.step == 1 else f"all {state.step:,} steps are done"
 
 
@@ -124,22 +133,3 @@ def finish(loop: Run, message: str, ending: Ending) -> None:
     except SaveError as error:
         loop.report.note(str(error))
     loop.report.done(message, ending)
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Lets SIGINT, SIGTERM and (not under nohup) a closed terminal interrupt: the last whole step is saved."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    # A shell that starts a command in the background has it ignore SIGINT, but a SIGINT that is sent is meant.
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
-    before = {number: signal.signal(number, interrupt) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

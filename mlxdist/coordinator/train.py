@@ -6,14 +6,14 @@ Nothing here knows how many nodes there are, or which method it trains.
 """
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import islice
 
 from mlxdist.coordinator.batch.batch_order import Step, steps
 from mlxdist.coordinator.batch.row_store import Rows
 from mlxdist.coordinator.cluster.audit import TaintedError
-from mlxdist.coordinator.config.schema import RunConfig, warmup_steps
+from mlxdist.coordinator.config.schema import RunConfig
 from mlxdist.coordinator.fleet.fleet import Fleet
 from mlxdist.coordinator.methods.method import Method, StepAnswer, all_tokens, supervised_tokens
 from mlxdist.coordinator.report.format import StepReport
@@ -21,14 +21,19 @@ from mlxdist.coordinator.report.reporter import Reporter
 from mlxdist.coordinator.training.clipping import clip
 from mlxdist.coordinator.training.optimizer import optimizer_of
 from mlxdist.coordinator.training.saver import Saver
-from mlxdist.coordinator.training.schedule import learning_rate
-from mlxdist.coordinator.training.state import State
+from mlxdist.coordinator.training.schedule import step_learning_rate
+from mlxdist.coordinator.training.state import State, is_over
 from mlxdist.coordinator.training.validation import Validation
 
 
 @dataclass(frozen=True)
 class Run:
-    """The parts that the loop works with. `total_steps` is None when only the time is limited."""
+    """The parts that the loop works with.
+
+    `total_steps` is None when only the time is limited. `recorded_seconds`: by step, the training time that an earlier
+    session has told after it; a step that is done again ends at that time again, so that the next learning rate has
+    the same bits.
+    """
 
     config: RunConfig
     method: Method
@@ -39,10 +44,15 @@ class Run:
     report: Reporter
     saver: Saver
     clock: Callable[[], float] = time.monotonic
+    recorded_seconds: Mapping[int, float] = field(default_factory=dict)
 
     def order(self) -> Iterator[Step]:
         """Yields the steps of the run without end: a pure function of the data's lengths and the configuration."""
         return steps(self.rows.lengths.tolist(), self.config.batch, self.config.method)
+
+    def is_over(self, state: State) -> bool:
+        """Returns true when no step is left after `state`."""
+        return is_over(self.config.train, self.total_steps, state)
 
 
 def train(run: Run, state: State) -> State:
@@ -53,27 +63,26 @@ def train(run: Run, state: State) -> State:
     step is half taken then.
     """
     options = run.config.train
-    if stops_early(options.early_stop_evals, state):  # a resumed run that had come to its end
+    if run.is_over(state):  # a resumed run that had come to its end
         return state
     optimizer = optimizer_of(options)
-    began = run.clock()
+    ended = run.clock()
     try:
         for step in islice(run.order(), state.step, run.total_steps):
             step_began = run.clock()
             answer = step_answer(run, step, state)
             gradient, grad_norm = clip(answer.grad_sum, answer.weight, options.max_grad_norm)
-            rate = step_learning_rate(run.config, step.number, run.total_steps)
+            rate = step_learning_rate(options, step.number, run.total_steps, state.elapsed_seconds)
             adapter, moments = optimizer.update(state.adapter, gradient, state.moments, rate)
             run.fleet.send_adapter(moments.step, adapter)
-            stepped = replace(state, adapter=adapter, moments=moments, references=answer.references)
+            ended_before, ended = ended, run.clock()
+            elapsed = run.recorded_seconds.get(step.number, state.elapsed_seconds + ended - ended_before)
+            stepped = State(adapter, moments, answer.references, state.best, state.eval_rows, elapsed)
 
-            seconds = run.clock() - step_began
-            run.report.step(step_report(run, step.number, answer, grad_norm, rate, seconds))
-            last = step.number == run.total_steps or out_of_time(options.max_hours, run.clock() - began)
-            state = evaluated(run, stepped, seconds, last)
-            last = last or stops_early(options.early_stop_evals, state)
-            run.saver.save_if_due(state, last)
-            if last:
+            run.report.step(step_report(run, stepped, answer, grad_norm, rate, ended - step_began))
+            state = evaluated(run, stepped, ended - step_began, run.is_over(stepped))
+            run.saver.save_if_due(state, run.is_over(state))
+            if run.is_over(state):
                 break
     except KeyboardInterrupt:
         run.saver.save(state)
@@ -90,24 +99,12 @@ def step_answer(run: Run, step: Step, state: State) -> StepAnswer:
             continue  # with one node fewer each time
 
 
-def step_learning_rate(config: RunConfig, step: int, total_steps: int | None) -> float:
-    """Returns the learning rate of `step`; without a known end the schedule is constant after its warmup."""
-    return learning_rate(
-        step,
-        base=config.train.learning_rate,
-        schedule=config.train.schedule if total_steps is not None else "constant",
-        warmup_steps=warmup_steps(config.train, total_steps or 0),
-        total_steps=total_steps or 0,
-        min_lr_ratio=config.train.min_lr_ratio,
-    )
-
-
 def step_report(
-    run: Run, step: int, answer: StepAnswer, grad_norm: float, learning_rate: float, seconds: float
+    run: Run, state: State, answer: StepAnswer, grad_norm: float, learning_rate: float, seconds: float
 ) -> StepReport:
-    """Returns what is told of a step that took `seconds`."""
+    """Returns what is told of a step that took `seconds` and ended in `state`."""
     return StepReport(
-        step=step,
+        step=state.step,
         total_steps=run.total_steps,
         metrics=answer.metrics,
         grad_norm=grad_norm,
@@ -120,6 +117,8 @@ def step_report(
         node_speeds=run.fleet.node_speeds(),
         advice=run.method.advice(answer.metrics),
         say_memory=run.config.train.report_memory,
+        elapsed_seconds=state.elapsed_seconds,
+        max_hours=run.config.train.max_hours,
     )
 
 
@@ -130,13 +129,3 @@ def evaluated(run: Run, state: State, step_seconds: float, last: bool) -> State:
     evaluation, state = run.validation.evaluate(run.fleet, state, step_seconds)
     run.saver.checkpoint(state, evaluation)
     return state
-
-
-def out_of_time(max_hours: float | None, seconds: float) -> bool:
-    """Returns true when the hours that the run may take are over."""
-    return max_hours is not None and seconds >= 3600 * max_hours
-
-
-def stops_early(early_stop_evals: int, state: State) -> bool:
-    """Returns true after so many evaluations without a better one; 0 turns this off."""
-    return 0 < early_stop_evals <= state.best.evals_since

@@ -63,8 +63,8 @@ class Worker:
                 self.unseen.popleft()
                 self.left_out += 1
 
-    def take_lines(self, most: int = 200) -> list[str]:
-        """Returns the next lines to send; the first says how many were left out before them."""
+    def take_lines(self, most: int = 100) -> list[str]:
+        """Returns the next lines to send, under 2 MiB; the first says how many were left out before them."""
         with self.lock:
             lines = [self.unseen.popleft() for _ in range(min(most, len(self.unseen)))]
             if self.left_out:

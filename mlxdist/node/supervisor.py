@@ -9,16 +9,18 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Mapping
-from os import environ, getpid
+from os import environ
+from secrets import token_hex
 
 import psutil
 
 from mlxdist.node.process import Worker
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.backoff import Backoff
-from mlxdist.protocol.errors import WireError
+from mlxdist.protocol.errors import MismatchError, WireError
 from mlxdist.protocol.transport import Link
-from mlxdist.protocol.wire import decode, encode
+from mlxdist.protocol.untrusted import sentence, worker_environment
+from mlxdist.protocol.wire import decode, encode, fitted
 
 REGISTER_SECONDS = 0.5  # between attempts to register
 UNANSWERED_HEARTBEATS = 8  # until the connection counts as dead: by then the coordinator counts this node as dead
@@ -97,10 +99,10 @@ class Supervisor:
 
     def _leave(self, code: int, reason: str) -> None:
         if self.exit_code is None:
-            self.exit_code, self.reason = code, reason
+            self.exit_code, self.reason = code, sentence(reason)
 
     def _send(self, message: m.Message) -> bool:
-        sent = self.link.send(encode(message))
+        sent = self.link.send(encode(fitted(message)))
         if sent and self.unanswered is None:
             self.unanswered = self.clock()
         return sent
@@ -126,16 +128,19 @@ class Supervisor:
     def _accepted(self, accept: m.Accept) -> None:
         if accept.session == self.session or self.resting_until is not None:
             return
+        try:
+            environment = worker_environment(accept.environment)
+        except MismatchError as error:
+            self._leave(1, f"nothing was started: {error}")
+            return
         self.session, self.heartbeat_seconds = accept.session, accept.beat_seconds
         self.backoff.first_seconds = accept.restart_seconds
-        if self.worker is not None and (
-            self.worker.process.poll() is not None or accept.environment != self.environment
-        ):
+        if self.worker is not None and (self.worker.process.poll() is not None or environment != self.environment):
             self.worker.stop()
             self.worker = None
         if self.worker is None:
-            self.environment = accept.environment
-            self.worker = self.start_worker(accept.environment)
+            self.environment = environment
+            self.worker = self.start_worker(environment)
         endpoint = f"tcp://{self.host}:{accept.data_port}"
         self.worker.order(endpoint, self.name, accept.session, accept.memory_limit_bytes)
 
@@ -206,7 +211,8 @@ def main(name: str, endpoint: tuple[str, int], wait_seconds: float, launched: bo
     orphaned = threading.Event()
     if launched:
         watch_launcher(orphaned)
-    link = DealerLink(f"tcp://{host}:{port}", f"{name}/{getpid()}".encode())
+    # Random, because a connection that takes an existing name takes over what is sent to it (ROUTER_HANDOVER).
+    link = DealerLink(f"tcp://{host}:{port}", f"{name}/{token_hex(16)}".encode())
     supervisor = Supervisor(name, host, link, launched=launched, wait_seconds=wait_seconds)
     code = supervisor.run(orphaned)
     return code, supervisor.reason

@@ -26,7 +26,7 @@ from mlxdist.node.link.sockets import DealerLink
 from mlxdist.node.work.blas import use_openblas
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.transport import Link
-from mlxdist.protocol.wire import Buffer, Frames, decode, encode
+from mlxdist.protocol.wire import Buffer, Frames, decode, encode, fitted
 
 if TYPE_CHECKING:
     from mlxdist.node.work.engine import Engine
@@ -123,7 +123,7 @@ class Carrier:
                 if message is None:
                     self.changed.notify_all()
             if message is not None:
-                self.unsent.append(encode(*message))
+                self.unsent.append(encode(fitted(message[0]), message[1]))
             while self.unsent and self.link.send(self.unsent[0]):
                 self.unsent.popleft()
             if message is None:
@@ -132,7 +132,7 @@ class Carrier:
 
 def connected(order: Order) -> Link:
     """Opens a data connection for this session alone."""
-    identity = f"{order.name}#{order.session.incarnation}.{order.session.number}"
+    identity = f"{order.name}#{order.session.number}"  # which no stranger can take over: the number is random
     return DealerLink(order.endpoint, identity.encode(), probe=True)
 
 

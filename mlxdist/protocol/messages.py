@@ -4,19 +4,49 @@ Two connections per node. CONTROL belongs to the supervisor, DATA to the worker.
 it belongs to, so that nothing from an earlier coordinator, or from an earlier worker of the node, counts.
 """
 
-from typing import Union
+from typing import Annotated, Union
 
 import msgspec
+from msgspec import Meta
+
+from mlxdist.protocol.limits import (
+    Amount,
+    Digests,
+    Facts,
+    Fixed,
+    Index,
+    Lines,
+    ModelName,
+    Name,
+    Names,
+    Pid,
+    Port,
+    RowInputs,
+    Rows,
+    Scalars,
+    Seconds,
+    Secret,
+    Seed,
+    Sentence,
+    Shape,
+    Time,
+    Value,
+    Widths,
+    Word,
+)
 
 PROTOCOL_VERSION = 1
 
 
 class SessionId(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One worker's time with one coordinator: the run, the coordinator's incarnation, a number that grows."""
+    """One worker's time with one coordinator: the run, the coordinator's incarnation, 128 random bits in hex.
 
-    run: str
-    incarnation: int
-    number: int
+    Only the coordinator and that node know it, so it also shows whose a message is.
+    """
+
+    run: Annotated[str, Meta(max_length=300)]
+    incarnation: Time
+    number: Secret
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True, tag_field="type"):
@@ -26,28 +56,28 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True,
 class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The run as a worker must know it: the model, its LoRA layers, and all that fixes the bits of an answer."""
 
-    model: str
-    method: str
-    seed: int
-    max_length: int
-    lora_rank: int
-    lora_scale: float
-    lora_dropout: float
-    rank_scaling: str
-    target_modules: tuple[str, ...]
-    num_layers: int
-    segment_size: int  # layers per segment; 0 = the whole graph
-    head_chunk: int  # positions of the LM head per chunk
+    model: ModelName
+    method: Word
+    seed: Seed
+    max_length: Index
+    lora_rank: Index
+    lora_scale: Value
+    lora_dropout: Value
+    rank_scaling: Word
+    target_modules: Names
+    num_layers: Index
+    segment_size: Index  # layers per segment; 0 = the whole graph
+    head_chunk: Index  # positions of the LM head per chunk
     grad_checkpoint: bool = False  # mlx-lm's checkpointing, on the whole graph
-    fixed: dict[str, str | int | float] = {}  # what else fixes the bits: batch, order, optimizer
-    numerics_id: str = ""
+    fixed: Fixed = {}  # what else fixes the bits: batch, order, optimizer
+    numerics_id: Name = ""
 
 
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One tensor of the adapter: its name in the model and its shape."""
 
-    name: str
-    shape: tuple[int, ...]
+    name: Annotated[str, Meta(max_length=256)]
+    shape: Shape
 
 
 # ---- CONTROL: supervisor -> coordinator
@@ -56,32 +86,32 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 class Register(Message, frozen=True):
     """A supervisor asks to take part. `worker` is the pid of a worker that it already has, else 0."""
 
-    protocol: int
-    name: str
-    worker: int
-    host: dict[str, str]
+    protocol: Index
+    name: Name
+    worker: Pid
+    host: Facts
 
 
 class Heartbeat(Message, frozen=True):
     """The supervisor is there, and so is the worker with this pid; 0: it has none."""
 
     session: SessionId
-    worker_pid: int
+    worker_pid: Pid
 
 
 class WorkerExit(Message, frozen=True):
     """The worker ended: the cause as a sentence, and the last lines that it printed."""
 
     session: SessionId
-    cause: str
-    tail: tuple[str, ...]
+    cause: Sentence
+    tail: Lines
 
 
 class Log(Message, frozen=True):
     """Lines that the worker printed."""
 
     session: SessionId
-    lines: tuple[str, ...]
+    lines: Lines
 
 
 class Leave(Message, frozen=True):
@@ -97,18 +127,18 @@ class Accept(Message, frozen=True):
     """The node takes part: start a worker with this environment, or hand the session to the one there is."""
 
     session: SessionId
-    data_port: int
-    beat_seconds: float
-    environment: dict[str, str]
-    restart_seconds: float  # before a worker that ended is started again; doubled each time
-    memory_limit_bytes: int = 0  # for mlx; 0: what the machine allows
+    data_port: Port
+    beat_seconds: Seconds
+    environment: Facts
+    restart_seconds: Seconds  # before a worker that ended is started again; doubled each time
+    memory_limit_bytes: Amount = 0  # for mlx; 0: what the machine allows
 
 
 class Restart(Message, frozen=True):
     """An order to end the worker with this pid, which is stuck or sends nonsense; the next one gets a new session."""
 
     session: SessionId
-    worker_pid: int
+    worker_pid: Pid
 
 
 class HeartbeatAck(Message, frozen=True):
@@ -124,53 +154,53 @@ class Hello(Message, frozen=True):
     """A worker is there, with the packages that it would compute with, by name and version."""
 
     session: SessionId
-    versions: dict[str, str]
+    versions: Facts
 
 
 class Progress(Message, frozen=True):
     """A sentence for a person about what the worker is doing."""
 
     session: SessionId
-    message: str
+    message: Sentence
 
 
 class Loaded(Message, frozen=True):
     """The model is loaded and has its LoRA layers, whose tensors the manifest names."""
 
     session: SessionId
-    model_hash: str
-    manifest: tuple[TensorSpec, ...]
+    model_hash: Name
+    manifest: Annotated[tuple[TensorSpec, ...], Meta(max_length=100_000)]
 
 
 class CanaryAnswer(Message, frozen=True):
     """SHA-256 of the canary leaf's gradient and row outputs, computed three times."""
 
     session: SessionId
-    digests: tuple[str, ...]
+    digests: Digests
 
 
 class LeafAnswer(Message, frozen=True):
     """One leaf is computed. Payload: its row outputs, float32 [rows or pairs, columns]."""
 
     session: SessionId
-    step: int
-    attempt: int
-    adapter_version: int
-    leaf: int
-    columns: int
-    seconds: float
-    peak_bytes: int
+    step: Index
+    attempt: Index
+    adapter_version: Index
+    leaf: Index
+    columns: Amount
+    seconds: Seconds
+    peak_bytes: Amount
 
 
 class Fault(Message, frozen=True):
     """A failure of the worker. `kind`: config | nonfinite | error."""
 
     session: SessionId
-    kind: str
-    message: str
-    step: int = -1
-    attempt: int = -1
-    leaf: int = -1
+    kind: Word
+    message: Sentence
+    step: Index = -1
+    attempt: Index = -1
+    leaf: Index = -1
 
 
 # ---- DATA: coordinator -> worker
@@ -198,23 +228,23 @@ class Assignment(Message, frozen=True):
     """
 
     session: SessionId
-    verb: str
-    step: int
-    attempt: int
-    adapter_version: int
-    start: int
-    stop: int
-    total: int
-    loss: str
-    parameters: str
-    scalars: dict[str, float]
+    verb: Word
+    step: Index
+    attempt: Index
+    adapter_version: Index
+    start: Index
+    stop: Index
+    total: Index
+    loss: Word
+    parameters: Word
+    scalars: Scalars
 
 
 class Cancel(Message, frozen=True):
     """The answers of this attempt are not needed any more: stop at the next leaf. The worker repeats it once it has."""
 
     session: SessionId
-    attempt: int
+    attempt: Index
 
 
 class LeafRows(Message, frozen=True):
@@ -224,13 +254,13 @@ class LeafRows(Message, frozen=True):
     """
 
     session: SessionId
-    step: int
-    attempt: int
-    leaf: int
-    widths: tuple[int, ...]
-    row_ids: tuple[int, ...]
-    lengths: tuple[int, ...]
-    row_inputs: dict[str, tuple[float, ...]] = {}
+    step: Index
+    attempt: Index
+    leaf: Index
+    widths: Widths
+    row_ids: Rows
+    lengths: Rows
+    row_inputs: RowInputs = {}
 
 
 # ---- both ways, DATA: vectors, in blocks of 1 MiB under credits
@@ -244,24 +274,24 @@ class VectorOffer(Message, frozen=True):
     """
 
     session: SessionId
-    stream: int
-    kind: str
-    adapter_version: int
-    elements: int
-    step: int = -1
-    attempt: int = -1
-    start: int = -1
-    stop: int = -1
-    slice_start: int = 0
-    slice_stop: int = 0
+    stream: Index
+    kind: Word
+    adapter_version: Index
+    elements: Amount
+    step: Index = -1
+    attempt: Index = -1
+    start: Index = -1
+    stop: Index = -1
+    slice_start: Amount = 0
+    slice_stop: Amount = 0
 
 
 class VectorBlock(Message, frozen=True):
     """One block. Payload: little-endian float32, 1 MiB, the last one shorter."""
 
     session: SessionId
-    stream: int
-    index: int
+    stream: Index
+    index: Index
 
 
 class VectorEnd(Message, frozen=True):
@@ -271,24 +301,24 @@ class VectorEnd(Message, frozen=True):
     """
 
     session: SessionId
-    stream: int
-    digest: str
-    grew: float = 0.0
+    stream: Index
+    digest: Name
+    grew: Seconds = 0.0
 
 
 class Credit(Message, frozen=True):
     """The receiver has room: blocks with an index below `upto` may be sent."""
 
     session: SessionId
-    stream: int
-    upto: int
+    stream: Index
+    upto: Index
 
 
 class Received(Message, frozen=True):
     """A vector has ended. Not `whole`: its hash differs, please offer it again; else it may be forgotten."""
 
     session: SessionId
-    stream: int
+    stream: Index
     whole: bool
 
 
@@ -302,22 +332,22 @@ class Stale(Message, frozen=True):
     """
 
     session: SessionId
-    what: str
-    stream: int = 0
+    what: Sentence
+    stream: Index = 0
     over: bool = False
 
 
 class Reject(Message, frozen=True):
     """The node cannot take part, with the reason. It does not try again."""
 
-    reason: str
+    reason: Sentence
 
 
 class Shutdown(Message, frozen=True):
     """The run is over for this node: a launched one leaves, one started by hand waits for the next coordinator."""
 
     session: SessionId
-    reason: str
+    reason: Sentence
 
 
 AnyMessage = Union[  # noqa: UP007 - msgspec reads the union at run time

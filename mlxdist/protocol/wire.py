@@ -12,7 +12,9 @@ from typing import Any
 import msgspec
 
 from mlxdist.protocol.errors import WireError
+from mlxdist.protocol.limits import LINE_CHARS, MOST_LINES, SENTENCE_CHARS
 from mlxdist.protocol.messages import PROTOCOL_VERSION, AnyMessage, Message
+from mlxdist.protocol.untrusted import quoted
 
 MAGIC = b"mlxd"
 PREAMBLE = struct.Struct("<4sHHQ")  # magic, protocol version, reserved, payload bytes
@@ -41,6 +43,20 @@ def encode(message: Message, payload: Buffer = b"") -> list[Buffer]:
     return [PREAMBLE.pack(MAGIC, PROTOCOL_VERSION, 0, size), header, payload]
 
 
+def fitted(message: Message) -> Message:
+    """The message with its sentences and lines cut to what the other side takes."""
+    changes: dict[str, Any] = {}
+    for name in ("cause", "message", "reason", "what"):
+        text = getattr(message, name, "")
+        if len(text) > SENTENCE_CHARS:
+            changes[name] = text[: SENTENCE_CHARS - 1] + "…"
+    for name in ("tail", "lines"):
+        lines = getattr(message, name, ())
+        if len(lines) > MOST_LINES or any(len(line) > LINE_CHARS for line in lines):
+            changes[name] = tuple(line[:LINE_CHARS] for line in lines[-MOST_LINES:])
+    return msgspec.structs.replace(message, **changes) if changes else message
+
+
 def decode(frames: Frames) -> tuple[Message, memoryview]:
     """The message and its payload. Raises WireError for frames that are no message."""
     if len(frames) != 3:
@@ -62,6 +78,6 @@ def decode(frames: Frames) -> tuple[Message, memoryview]:
     try:
         message = _decoder().decode(header)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise WireError(f"a header that is no message: {error}") from error
+        raise WireError(f"a header that is no message: {quoted(error)}") from error
     assert isinstance(message, Message)
     return message, payload

@@ -62,22 +62,28 @@ class Coordinators:
     folder: Path
     nodes: FaultNodes
     process: "subprocess.Popen[str]"
-    lives: list[Coordinator] = field(default_factory=list)
+    started: list[Coordinator] = field(default_factory=list)
 
     def start(
-        self, config: Path, *, resume: bool = False, min_nodes: int = 1, sets: tuple[str, ...] = ()
+        self,
+        config: Path,
+        *,
+        resume: bool = False,
+        previous: bool = False,
+        min_nodes: int = 1,
+        sets: tuple[str, ...] = (),
     ) -> Coordinator:
         """Starts a new coordinator on the run file `config`."""
-        number = len(self.lives)
-        said, status = self.folder / f"life-{number}.txt", self.folder / f"life-{number}.status"
-        order = {"config": str(config), "sets": sets, "resume": resume, "port": self.nodes.port}
-        order |= {"min_nodes": min_nodes, "said": str(said), "status": str(status)}
+        number = len(self.started)
+        said, status = self.folder / f"start-{number}.txt", self.folder / f"start-{number}.status"
+        order = {"config": str(config), "sets": sets, "resume": resume, "previous": previous}
+        order |= {"port": self.nodes.port, "min_nodes": min_nodes, "said": str(said), "status": str(status)}
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(json.dumps(order) + "\n")
         self.process.stdin.flush()
-        self.lives.append(Coordinator(int(self.process.stdout.readline()), said, status))
-        return self.lives[-1]
+        self.started.append(Coordinator(int(self.process.stdout.readline()), said, status))
+        return self.started[-1]
 
 
 @contextmanager
@@ -95,7 +101,7 @@ def coordinators(folder: Path, nodes: FaultNodes) -> Iterator[Coordinators]:
         try:
             yield all_of_them
         finally:
-            for one in all_of_them.lives:
+            for one in all_of_them.started:
                 one.kill()
             process.kill()
 
@@ -148,7 +154,8 @@ def _live(order: dict[str, object]) -> None:
             hosts = Hosts(
                 None, CoordinatorHost(port=int(str(order["port"])), min_nodes=int(str(order["min_nodes"]))), ()
             )
-            code = run(config, hosts, resume=bool(order["resume"]), environ=os.environ)
+            resume, previous = bool(order["resume"]), bool(order["previous"])
+            code = run(config, hosts, resume=resume, previous=previous, environ=os.environ)
         except MlxdistError as error:
             print(f"mlxdist: {error}", flush=True)
             code = error.exit_code

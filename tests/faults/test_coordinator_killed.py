@@ -79,10 +79,10 @@ def test_a_run_whose_coordinator_is_killed_twenty_times_equals_the_undisturbed_r
     undisturbed = launcher.start(write_run(tmp_path, model, whole))
     assert undisturbed.wait() == 0, undisturbed.said.read_text()
     workers = {name: launcher.nodes.worker(name).pid for name in ("a", "b")}
-    run, chance, kills, lives = write_run(tmp_path, model, killed), random.Random(6), 0, 0
+    run, chance, kills, starts = write_run(tmp_path, model, killed), random.Random(6), 0, 0
     while kills < KILLS:
-        lives += 1
-        assert lives < 3 * KILLS, "hardly any life was long enough to be killed"
+        starts += 1
+        assert starts < 3 * KILLS, "hardly any coordinator ran long enough to be killed"
         done = len(events(killed, "train"))
         coordinator = launcher.start(run, resume=(killed / "manifest.json").exists())
         if chance.random() < 0.4:  # while it starts

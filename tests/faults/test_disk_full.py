@@ -4,10 +4,13 @@ import json
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
+from mlxdist.coordinator.storage.adapter_files import load_adapter
+from mlxdist.coordinator.storage.checkpoints import list_checkpoints
 from mlxdist.coordinator.storage.run_folder import RunFolder
 from mlxdist.coordinator.training.state import load_state
 from tests.faults.fault_runs import config_of, events, sha
@@ -33,20 +36,26 @@ save_every = 1
 """
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of one megabyte."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+@contextmanager
+def mounted(folder: Path, size: str = "1m") -> Iterator[Path]:
+    """A file system of one megabyte at `folder`, while the block lasts."""
+    folder.mkdir(parents=True, exist_ok=True)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
     try:
-        subprocess.run(mounted, check=True, capture_output=True)
+        subprocess.run(mount, check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"mounting a small file system needs root on Linux: {error}")
     try:
         yield folder
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one megabyte."""
+    with mounted(tmp_path / "disk") as folder:
+        yield folder
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +118,43 @@ def test_a_full_disk_stops_no_step_is_reported_once_and_all_lines_are_there_when
     assert [event["step"] for event in events(output, "train")] == list(range(1, STEPS + 1))
     assert json.loads((output / "metrics.json").read_text())["steps"] == STEPS
     assert load_state(RunFolder(output))[0].step == STEPS
+
+
+@pytest.mark.parametrize("full", ["checkpoints", "state", "metrics", "logs"])
+def test_a_disk_that_is_full_for_one_kind_of_file_costs_no_bit_and_no_line(
+    full: str, launcher: Coordinators, whole: Path, model: Path, tmp_path: Path
+) -> None:
+    output, kinds = tmp_path / "run", ("checkpoints", "state", "logs")
+    with ExitStack() as disks:
+        if full in kinds:
+            disk = disks.enter_context(mounted(output / full))
+        else:  # the folder itself is small, and all below it is not
+            disk = disks.enter_context(mounted(output))
+            for kind in kinds:
+                disks.enter_context(mounted(output / kind, "8m"))
+        coordinator = launcher.start(
+            write_run(tmp_path, model, output), sets=("train.report_every=1", "train.eval_every=1")
+        )
+        wait_until(coordinator, lambda: len(events(output, "train")) >= 2)
+        filler = fill(disk)
+        if full in ("state", "metrics"):
+            wait_until(coordinator, lambda: "kept in memory" in coordinator.said.read_text())
+            filler.unlink()
+        assert coordinator.wait() == 0, coordinator.said.read_text()
+
+        said = coordinator.said.read_text()
+        assert said.count("the disk is full. ") == {"checkpoints": 1, "logs": 0}.get(full, 2)
+        assert "Traceback" not in said
+        assert sha(output) == sha(whole)
+        assert [event["step"] for event in events(output, "train")] == list(range(1, STEPS + 1))
+        last, previous = (load_state(RunFolder(output), previous=one)[0].step for one in (False, True))
+        assert last == STEPS
+        assert previous == STEPS - 1 or full == "state"
+        saved = list_checkpoints(RunFolder(output))
+        assert saved
+        for checkpoint in saved:
+            load_adapter(checkpoint.path)
+        assert not list(output.rglob(".*.aside"))
 
 
 def test_a_coordinator_killed_with_a_full_disk_resumes_from_the_old_state_with_the_same_bits(

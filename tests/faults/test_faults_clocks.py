@@ -77,7 +77,7 @@ def test_a_node_whose_clock_jumps_stays_and_continues_to_work(
     nodes.catch(DOWN, lambda _, message: a(m.Assignment, step=STEP - 1)(message), lambda _, seen: jump(seen))
     assert train(config_of(model, folder, "kto", timing=PATIENT), nodes.port) == 0
     assert nodes.processes["jumping"].poll() is None, (nodes.logs / "jumping.txt").read_text()
-    lives = {task.session for task in proxy.saw(DOWN, m.Assignment)}
-    assert len(lives) == 1, "it was another worker, or another life, that went on"
+    sessions = {task.session for task in proxy.saw(DOWN, m.Assignment)}
+    assert len(sessions) == 1, "it was another worker, or another session, that went on"
     assert any(task.step > STEP for task in proxy.saw(DOWN, m.Assignment))
     assert sha(folder) == expected

@@ -22,7 +22,7 @@ def is_gradient(message: Message, step: int = STEP) -> bool:
 
 
 @dataclass
-class ThreeDeaths:
+class ThreeKills:
     """Kills two workers that compute, then the third, while it computes what one of them had.
 
     `leaf` is then the leaf that was being computed at two kills.
@@ -91,19 +91,19 @@ def test_a_leaf_that_was_being_computed_at_two_losses_goes_to_one_node_alone(
     folder = tmp_path / "run"
     expected = undisturbed("kto")
     nodes.ready("a", "b", "c")
-    deaths = ThreeDeaths(nodes)
-    deaths.arm()
+    kills = ThreeKills(nodes)
+    kills.arm()
     assert train(config_of(model, folder, "kto"), nodes.port) == 0
-    assert len(set(deaths.killed)) == 3, deaths
+    assert len(set(kills.killed)) == 3, kills
     assert "run says paused: 0 of at least 1 nodes can work; waiting for more" in told(folder)
     assert " nodes can work" in told(folder).partition("run says going on after ")[2]
     alone = [
         (name, task)
-        for name in deaths.killed
-        for task in deaths.tasks[name]
-        if (task.start, task.stop) == (deaths.leaf, deaths.leaf + 1)
+        for name in kills.killed
+        for task in kills.tasks[name]
+        if (task.start, task.stop) == (kills.leaf, kills.leaf + 1)
     ]
-    assert alone, deaths.tasks
+    assert alone, kills.tasks
     name, task = alone[0]
     answered = False
     for direction, message in nodes.proxies[name].journal:  # it had nothing else before the answer came
@@ -169,8 +169,8 @@ def test_a_node_that_is_started_five_times_is_one_member(
     (bye,) = [
         bye for bye in proxy.saw(DOWN, m.Shutdown) if bye.session in {left.session for left in proxy.saw(UP, m.Leave)}
     ][:1]
-    lives = list(dict.fromkeys(admit.session for admit in proxy.saw(DOWN, m.Accept)))
-    assert bye.session == lives[-1]
+    sessions = list(dict.fromkeys(admit.session for admit in proxy.saw(DOWN, m.Accept)))
+    assert bye.session == sessions[-1]
     assert sha(folder) == expected
 
 

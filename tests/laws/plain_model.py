@@ -111,7 +111,7 @@ def dpo_steps(seed: int = 0, steps: int = 5, size: int = 4) -> list[list[tuple[P
 
 
 def kto_steps(seed: int = 0, labels: Sequence[Sequence[int]] = ()) -> list[list[KtoRow]]:
-    """Steps of labelled rows: mixed, odd in size, of one class, of two rows; or with the labels given."""
+    """Steps of labeled rows: mixed, odd in size, of one class, of two rows; or with the labels given."""
     rng = np.random.default_rng(seed)
     labels = labels or ((1, 0, 1, 1, 0), (0, 0, 1), (1, 1, 1, 1), (0, 0), (1, 0, 0, 1, 0, 1))
 

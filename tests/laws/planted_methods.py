@@ -23,7 +23,8 @@ from mlxdist.coordinator.training.startup import method_of
 from mlxdist.node.backward.backward import MicroBatch
 from mlxdist.node.backward.full_graph import forward_row_sums
 from mlxdist.node.backward.supervised import supervised
-from mlxdist.node.work.compute import Computer, Inputs
+from mlxdist.node.link.jobs import RowInputs
+from mlxdist.node.work.compute import Computer
 from mlxdist.node.work.objective import seen, target_counts
 from mlxdist.protocol.leaves import Leaf, Row
 from mlxdist.protocol.objectives import reference_point
@@ -200,7 +201,7 @@ class ReferenceOfNoAdapter(Computer):
 class AllFresh(Computer):
     """All references of a leaf are computed again when one of them is unknown."""
 
-    def _references(self, leaf: Leaf, batches: Sequence[MicroBatch], loss: str, inputs: Inputs) -> list[mx.array]:
+    def _references(self, leaf: Leaf, batches: Sequence[MicroBatch], loss: str, inputs: RowInputs) -> list[mx.array]:
         return seen(loss, self._reference_score(batches), target_counts(leaf))
 
 

@@ -17,7 +17,7 @@ def pairs(count: int = 7, seed: int = 0) -> list[Pair]:
     return dpo_steps(seed, steps=1, size=count)[0]
 
 
-def labelled(labels: Sequence[int] = (1, 0, 1, 1, 0, 0, 1), seed: int = 1) -> list[KtoRow]:
+def labeled(labels: Sequence[int] = (1, 0, 1, 1, 0, 0, 1), seed: int = 1) -> list[KtoRow]:
     return kto_steps(seed, labels=[labels])[0]
 
 
@@ -35,5 +35,5 @@ def of_very_different_lengths() -> list[Pair]:
 def case_of(loss: str, batch: BatchConfig = BATCH, **values: object) -> Case:
     """Seven rows in steps of 3, 3 and 1 pairs, or of 3 and 4 KTO rows: every row comes twice or more in 5 steps."""
     if loss in KTO_LOSSES:
-        values = {"rows": labelled(), "method": "kto", "weights": (1.0, 1.25), **values}
+        values = {"rows": labeled(), "method": "kto", "weights": (1.0, 1.25), **values}
     return Case(**{"rows": pairs(), "loss": loss, "batch": batch, **values})  # type: ignore[arg-type]

@@ -34,13 +34,14 @@ from mlxdist.protocol.manifest import Manifest
 from mlxdist.protocol.vectors import Vector
 from tests.coordinator.training.watched import Recorder
 from tests.laws import plain_model
-from tests.laws.memory_fleet import MemoryNodes, memory_cluster
+from tests.laws.memory_fleet import memory_cluster
 from tests.laws.plain_loops import Parts, PlainStep, Recipe, Trainer, plain_dpo, plain_kto
 from tests.laws.plain_model import KtoRow, PlainRow
 from tests.laws.planted_bugs import assert_same_training
+from tests.memory_cluster import MemoryCluster
 
 Pair = tuple[PlainRow, PlainRow]
-Hook = Callable[[int, MemoryNodes], None]  # what happens before a step: (its number, the nodes)
+Hook = Callable[[int, MemoryCluster], None]  # what happens before a step: (its number, the nodes)
 MakeMethod = Callable[[RunConfig, StoredRows, StoredRows | None], Method]
 
 RANK, SCALE = 4, 2.0

@@ -19,7 +19,7 @@ from mlxdist.coordinator.storage.run_folder import RunFolder
 from mlxdist.coordinator.train import Run, train
 from mlxdist.coordinator.training.adamw import no_moments
 from mlxdist.coordinator.training.initial_adapter import draw
-from mlxdist.coordinator.training.resume import continued, earlier_sessions
+from mlxdist.coordinator.training.resume import continued, earlier_sessions, recorded_seconds
 from mlxdist.coordinator.training.saver import Saver
 from mlxdist.coordinator.training.state import State, identity_of
 from mlxdist.coordinator.training.validation import Evaluation, Validation
@@ -29,7 +29,7 @@ from tests.laws.memory_fleet import ListRows, make_row, memory_fleet
 from tests.laws.model_folder import VOCABULARY
 
 STEPS = 8
-TOLD = ("event", "step", "loss", "grad_norm", "learning_rate", "tokens", "metrics", "best", "path")
+TOLD = ("event", "step", "loss", "grad_norm", "learning_rate", "elapsed_seconds", "tokens", "metrics", "best", "path")
 
 
 class Dark:
@@ -72,6 +72,31 @@ class InterruptedReporter(Reporter):
         super().step(report)
 
 
+class LastSaver(Saver):
+    """A coordinator that is killed before it saves a state after step `at`; every step until then is told."""
+
+    at: int = 0
+
+    def save_if_due(self, state: State, last: bool) -> None:
+        if state.step <= self.at:
+            super().save_if_due(state, last)
+
+
+SAVERS: dict[str, type[Saver]] = {"save": InterruptedSaver, "kill": LastSaver}
+
+
+def pace(seed: int | None) -> Callable[[], float]:
+    """A clock whose readings are a second apart, or for a seed some random time."""
+    random, now = np.random.default_rng(seed), 0.0
+
+    def read() -> float:
+        nonlocal now
+        now += 1.0 if seed is None else float(random.uniform(0.3, 2.0))
+        return now
+
+    return read
+
+
 def rows(count: int, seed: int) -> list[Row]:
     random = np.random.default_rng(seed)
     lengths = random.integers(4, 30, count).tolist()
@@ -86,6 +111,8 @@ class Sessions:
     engines: Sequence[Engine]
     folder: Path
     early_stop_evals: int = 0
+    max_hours: float | None = None  # in place of STEPS
+    seed: int | None = None  # of the clock
 
     @property
     def config(self) -> RunConfig:
@@ -97,10 +124,11 @@ class Sessions:
             batch=BatchConfig(size=3, grad_accum_steps=2, micro_size=2, max_length=32),
             lora=LoraConfig(rank=4, dropout=0.3),
             train=TrainConfig(
-                steps=STEPS,
+                steps=STEPS if self.max_hours is None else None,
+                max_hours=self.max_hours,
                 learning_rate=3e-2,
                 schedule="cosine",
-                warmup_steps=3,
+                warmup_steps=3 if self.max_hours is None else "auto",
                 eval_every=2,
                 eval_rows="all",
                 save_every=1,
@@ -111,7 +139,7 @@ class Sessions:
     def session(
         self, *, interrupt: str = "", at: int = 0, nodes: int = 1, plant: Callable[[State], State] = lambda state: state
     ) -> State:
-        """One session from the saved state on. `interrupt`: "save" | "evaluation" | "report", in step `at`."""
+        """One session from the saved state on. `interrupt`: "save" | "evaluation" | "report" | "kill", in step `at`."""
         config, run = self.config, RunFolder(self.folder)
         for folder in (run.state, run.checkpoints):
             folder.mkdir(parents=True, exist_ok=True)
@@ -129,19 +157,21 @@ class Sessions:
                 state = State(vector, no_moments(len(vector)), method.unknown_references())
             else:
                 state = plant(continued(earlier, run, identity, method.unknown_references()))
+            recorded = recorded_seconds(run, state.step)
             report.resume_after(state.step)
             fleet.send_adapter(state.step, state.adapter)
             fleet.wait_for_nodes(nodes, nodes, 0.0)
-            saver = (InterruptedSaver if interrupt == "save" else Saver)(run, config, manifest, identity, report)
+            saver = SAVERS.get(interrupt, Saver)(run, config, manifest, identity, report)
             validation = (InterruptedValidation if interrupt == "evaluation" else Validation)(
                 config, method, len(valid), report
             )
             for one in (report, saver, validation):
                 if hasattr(one, "at"):
                     one.at = at
-            ticks = iter(range(1_000_000))
-            loop = Run(config, method, data, validation, STEPS, fleet, report, saver, clock=lambda: float(next(ticks)))
-            if not interrupt:
+            loop = Run(
+                config, method, data, validation, config.train.steps, fleet, report, saver, pace(self.seed), recorded
+            )
+            if interrupt in ("", "kill"):
                 return train(loop, state)
             with pytest.raises(KeyboardInterrupt):
                 train(loop, state)

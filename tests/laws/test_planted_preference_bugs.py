@@ -31,7 +31,7 @@ from tests.laws.planted_methods import (
     made,
     with_mask_one_early,
 )
-from tests.laws.preference_cases import BATCH, case_of, labelled, pairs
+from tests.laws.preference_cases import BATCH, case_of, labeled, pairs
 from tests.laws.preference_runs import (
     Case,
     MakeMethod,
@@ -133,7 +133,7 @@ def test_forgotten_references_are_computed_again(model: Path) -> None:
 
 
 def test_a_worker_that_ignores_what_is_known_changes_the_loss(model: Path) -> None:
-    case = case_of("kto", replace(BATCH, size=5, micro_size=5), rows=labelled((1, 0, 1, 0, 1)), total_steps=1)
+    case = case_of("kto", replace(BATCH, size=5, micro_size=5), rows=labeled((1, 0, 1, 0, 1)), total_steps=1)
 
     def row_2(references: References) -> References:
         return with_rows(references, {2: -10.0})

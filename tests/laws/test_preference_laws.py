@@ -11,7 +11,7 @@ from mlxdist.coordinator.methods.reference_logps import References
 from mlxdist.protocol.losses import LABEL_SMOOTHING
 from tests.coordinator.training.watched import Watched
 from tests.laws.plain_model import KtoRow, random_ids
-from tests.laws.preference_cases import BATCH, LOSSES, case_of, labelled, of_very_different_lengths
+from tests.laws.preference_cases import BATCH, LOSSES, case_of, labeled, of_very_different_lengths
 from tests.laws.preference_runs import assert_equals_one_machine, train_here, with_rows
 
 
@@ -58,7 +58,7 @@ def test_a_step_of_two_windows_is_one_batch(loss: str, model: Path, engines: lis
 
 @pytest.mark.parametrize("labels", [(1, 1, 1, 1, 1), (0, 0, 0, 0, 0)], ids=["desirable", "undesirable"])
 def test_one_class_alone_is_an_ordinary_batch(labels: tuple[int, ...], model: Path, engines: list[Watched]) -> None:
-    case = case_of("kto", replace(BATCH, size=5), rows=labelled(labels))
+    case = case_of("kto", replace(BATCH, size=5), rows=labeled(labels))
     ran = assert_equals_one_machine(case, model, engines[:2])
     present, absent = ("chosen", "rejected") if labels[0] else ("rejected", "chosen")
     for step in ran.steps:
@@ -68,7 +68,7 @@ def test_one_class_alone_is_an_ordinary_batch(labels: tuple[int, ...], model: Pa
 
 
 def test_a_batch_of_two_rows_has_a_reference_point(model: Path, engines: list[Watched]) -> None:
-    case = case_of("kto", replace(BATCH, size=2), rows=labelled((1, 0)))
+    case = case_of("kto", replace(BATCH, size=2), rows=labeled((1, 0)))
     ran = assert_equals_one_machine(case, model, engines[:2])
     assert any(step.metrics["kl"] > 0 for step in ran.steps)
 
@@ -129,9 +129,9 @@ def test_one_node_with_desirable_and_one_with_undesirable_rows_is_the_global_bat
     model: Path, engines: list[Watched]
 ) -> None:
     batch = replace(BATCH, size=4)
-    (window,) = case_of("kto", batch, rows=labelled((1, 1, 0, 0))).order()[0].windows
+    (window,) = case_of("kto", batch, rows=labeled((1, 1, 0, 0))).order()[0].windows
     labels = [int(row in window[:2]) for row in range(4)]  # the first node gets the first half of the window
-    case = case_of("kto", batch, rows=labelled(labels), total_steps=1)
+    case = case_of("kto", batch, rows=labeled(labels), total_steps=1)
     for engine in engines:
         engine.asked.clear()
     ran = assert_equals_one_machine(case, model, engines[:2])

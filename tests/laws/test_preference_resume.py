@@ -17,7 +17,7 @@ from mlxdist.coordinator.training.state import State, identity_of, save_state
 from mlxdist.node.work import model as models
 from mlxdist.protocol.errors import NonFiniteError
 from tests.coordinator.training.watched import Recorder, Watched, leaves_without_reference
-from tests.laws.preference_cases import BATCH, case_of, labelled, pairs
+from tests.laws.preference_cases import BATCH, case_of, labeled, pairs
 from tests.laws.preference_runs import train_here, with_rows
 
 
@@ -98,7 +98,7 @@ def test_a_second_run_in_the_same_processes_starts_clean(model: Path, engines: l
 def test_a_loss_that_is_not_finite_names_its_leaf_and_rows_and_takes_no_step(
     loss: str, model: Path, engines: list[Watched]
 ) -> None:
-    rows = pairs(8) if loss == "sigmoid" else labelled((1, 0, 1, 1, 0, 0, 1, 0))
+    rows = pairs(8) if loss == "sigmoid" else labeled((1, 0, 1, 1, 0, 0, 1, 0))
     case = case_of(loss, replace(BATCH, size=4, micro_size=2), rows=rows)
     second_leaf = case.order()[1].windows[0][2:]
     row = second_leaf[1]

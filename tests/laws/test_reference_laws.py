@@ -1,6 +1,8 @@
 """The reference: whose parameters it has, when it is computed, and how long it is known."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -11,20 +13,32 @@ from msgspec.structs import replace as replace_struct
 from mlxdist.coordinator.config.run_spec import run_spec
 from mlxdist.coordinator.methods.reference_logps import References
 from mlxdist.node.backward.backward import MicroBatch
+from mlxdist.node.link.jobs import RowInputs
 from mlxdist.node.work import model as models
-from mlxdist.node.work.compute import UNKNOWN, Computer
+from mlxdist.node.work.compute import Computer
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.leaves import Leaf
 from mlxdist.protocol.methods import DPO, LABELS, METHODS
 from tests.coordinator.training.watched import Recorder, Watched, leaves_without_reference
-from tests.laws.memory_fleet import MemoryNode, MemoryNodes
-from tests.laws.preference_cases import BATCH, case_of, labelled, pairs
+from tests.laws.preference_cases import BATCH, case_of, labeled, pairs
 from tests.laws.preference_runs import assert_equals_one_machine, evaluate_here, train_here, train_plainly, with_rows
+from tests.memory_cluster import MemoryCluster
+from tests.memory_nodes import MemoryNode
 
 
 @pytest.fixture
 def engines() -> list[Watched]:
     return [Watched() for _ in range(3)]
+
+
+UNKNOWN = math.nan  # a reference log-prob that the worker is to compute
+
+
+def row_outputs(
+    computer: Computer, leaf: Leaf, loss: str, scalars: Mapping[str, float], inputs: RowInputs
+) -> np.ndarray:
+    with closing(computer.gradient_parts(leaf, step=1, loss=loss, scalars=scalars, inputs=inputs)) as events:
+        return next(events)
 
 
 @dataclass(frozen=True)
@@ -43,7 +57,7 @@ class Counting(Computer):
 
 @pytest.mark.parametrize("loss", ["sigmoid", "ipo", "kto"])
 def test_the_second_pass_asks_for_no_reference(loss: str, model: Path, engines: list[Watched]) -> None:
-    rows = pairs(6) if loss != "kto" else labelled((1, 0, 1, 1, 0, 0))
+    rows = pairs(6) if loss != "kto" else labeled((1, 0, 1, 1, 0, 0))
     ran = train_here(case_of(loss, rows=rows), model, engines[:2])
     assert leaves_without_reference(engines) == {1: 3, 2: 3, 3: 0, 4: 0, 5: 0}
     branches = 1 if loss == "kto" else 2
@@ -64,7 +78,7 @@ def test_a_step_returns_what_it_learned_and_leaves_the_state_before_it_as_it_was
 def test_the_reference_of_kl_pairs_is_computed_each_step_for_they_hardly_recur(
     model: Path, engines: list[Watched]
 ) -> None:
-    train_here(case_of("kto", rows=labelled((1, 0, 1, 1, 0, 0))), model, engines[:2])
+    train_here(case_of("kto", rows=labeled((1, 0, 1, 1, 0, 0))), model, engines[:2])
     assert leaves_without_reference(engines, "score") == dict.fromkeys(range(1, 6), 3)
 
 
@@ -82,7 +96,7 @@ def test_a_worker_runs_the_reference_only_for_what_it_is_not_told(loss: str, mod
     def columns(reference: tuple[float, float], rejected: tuple[float, float]) -> np.ndarray:
         inputs = dict(zip(DPO.reference, (reference, rejected), strict=True))
         scalars = {"beta": 0.1, "label_smoothing": 0.0}
-        return computer.gradient(leaf, step=1, loss=loss, scalars=scalars, inputs=inputs)[1]
+        return row_outputs(computer, leaf, loss, scalars, inputs)
 
     fresh = columns((UNKNOWN, UNKNOWN), (UNKNOWN, UNKNOWN))
     assert computer.forwards == [2]
@@ -115,7 +129,7 @@ def test_policy_and_reference_of_equal_parameters_have_equal_bits_on_every_path_
     inputs = {**dict.fromkeys(names, (UNKNOWN,) * 3), LABELS: (1.0, 0.0, 1.0)}
     scalars = {"beta": 0.1, "label_smoothing": 0.0, "reference_point": 0.0}
     scalars |= {"desirable_weight": 1.0, "undesirable_weight": 1.0}
-    columns = computer.gradient(leaf, step=1, loss=loss, scalars=scalars, inputs=inputs)[1]
+    columns = row_outputs(computer, leaf, loss, scalars, inputs)
     assert np.array_equal(columns[:, 1 : 1 + branches], columns[:, 1 + branches :])
     assert np.array_equal(columns[:, 1 : 1 + branches], computer.score(leaf))
 
@@ -151,9 +165,9 @@ def test_a_late_joiner_gets_the_initial_reference_and_changes_no_bit(
 ) -> None:
     case = case_of(loss, reference="initial")
     joined: list[MemoryNode] = []
-    everyone: list[MemoryNodes] = []
+    everyone: list[MemoryCluster] = []
 
-    def join_at_step_3(step: int, nodes: MemoryNodes) -> None:
+    def join_at_step_3(step: int, nodes: MemoryCluster) -> None:
         everyone[:] = [nodes]
         if step == 3:
             joined.append(nodes.join(engines[2]))
@@ -161,7 +175,7 @@ def test_a_late_joiner_gets_the_initial_reference_and_changes_no_bit(
     late = train_here(case, model, engines[:2], before=join_at_step_3)
     assert {job.assignment.step for job in engines[2].asked} <= {4, 5} != set()
     assert engines[2].asked
-    for node in everyone[0].nodes:
+    for node in everyone[0].nodes.values():
         offers = [message.kind for message in node.heard if isinstance(message, m.VectorOffer)]
         assert offers.count("reference") == 1
     assert all(job.reference is not None for job in engines[2].asked)
@@ -184,7 +198,7 @@ def test_the_reference_has_no_dropout_even_where_the_policy_has(model: Path, eng
 def test_an_evaluation_gives_the_plain_numbers_and_the_same_ones_each_time(
     loss: str, model: Path, engines: list[Watched]
 ) -> None:
-    valid = pairs(5, seed=9) if loss != "kto" else labelled((1, 0, 0, 1, 1), seed=9)
+    valid = pairs(5, seed=9) if loss != "kto" else labeled((1, 0, 0, 1, 1), seed=9)
     case = case_of(loss, replace(BATCH, micro_size=2), valid=valid, total_steps=1)
     first, second, third = evaluate_here(case, model, engines[:2], times=3)
     assert first == second == third
@@ -201,7 +215,7 @@ def test_an_evaluation_gives_the_plain_numbers_and_the_same_ones_each_time(
 
 @pytest.mark.parametrize("loss", ["sigmoid", "kto"])
 def test_evaluations_between_the_steps_change_no_bit(loss: str, model: Path, engines: list[Watched]) -> None:
-    valid = pairs(4, seed=9) if loss != "kto" else labelled((1, 0, 0, 1), seed=9)
+    valid = pairs(4, seed=9) if loss != "kto" else labeled((1, 0, 0, 1), seed=9)
     case = case_of(loss, valid=valid, reference="initial")
     evaluated = train_here(case, model, engines[:2], evaluate_before_each_step=True)
     assert evaluated.sha == train_here(case, model, engines[:2]).sha

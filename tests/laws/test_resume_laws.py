@@ -52,7 +52,8 @@ def same(one: State, other: State) -> bool:
     pairs = [(one.adapter, other.adapter)]
     pairs += [(vector, other.moments.vectors[name]) for name, vector in one.moments.vectors.items()]
     bits = all(left.tobytes() == right.tobytes() for left, right in pairs)
-    return bits and (one.step, one.best, one.eval_rows) == (other.step, other.best, other.eval_rows)
+    values = [(state.step, state.best, state.eval_rows, state.elapsed_seconds) for state in (one, other)]
+    return bits and values[0] == values[1]
 
 
 @pytest.mark.parametrize("at", [1, 2, 5, STEPS - 1])
@@ -94,6 +95,55 @@ def test_the_evaluations_without_a_better_one_are_counted_over_all_sessions(brok
         broken.session(interrupt="save", at=at)
     assert same(broken.session(), expected)
     assert broken.told() == told
+
+
+# ---- a run whose length is given in hours
+
+HOURS = 20 / 3600  # of seconds that the clock of these tests counts
+
+
+@pytest.mark.parametrize("saved", [0, 1, 5])
+def test_steps_that_are_done_again_have_the_recorded_learning_rates_on_any_clock_and_any_number_of_nodes(
+    saved: int, broken: Sessions
+) -> None:
+    broken.max_hours, broken.seed = HOURS, 1
+    expected = broken.session(interrupt="kill", at=saved)
+    told = broken.told()
+    rates = [event["learning_rate"] for event in told if event["event"] == "train"]
+    assert len(set(rates)) == len(rates) > saved + 3, "each step was to have a learning rate of its own"
+    broken.seed = 2
+    assert same(broken.session(nodes=2), expected)
+    assert broken.told() == told
+
+
+@pytest.mark.parametrize("at", [1, 4])
+def test_hours_count_over_all_sessions_and_the_next_learning_rate_is_that_of_the_unbroken_run(
+    at: int, broken: Sessions, tmp_path: Path
+) -> None:
+    broken.max_hours = HOURS
+    unbroken = replace(broken, folder=tmp_path / "unbroken")
+    expected = unbroken.session()
+    assert HOURS * 3600 <= expected.elapsed_seconds < HOURS * 3600 + 2
+    broken.session(interrupt="save", at=at)
+    assert same(broken.session(nodes=2), expected)
+    assert broken.told() == unbroken.told()
+
+
+def test_a_run_whose_hours_are_over_takes_no_further_step_and_goes_on_with_more(broken: Sessions) -> None:
+    broken.max_hours = HOURS
+    ended, told = broken.session(), broken.told()
+    assert same(broken.session(), ended)
+    assert broken.told() == told
+    broken.max_hours = 2 * HOURS
+    assert broken.session().elapsed_seconds >= 2 * HOURS * 3600
+    assert broken.told()[: len(told)] == told
+
+
+def test_the_law_finds_hours_that_are_not_continued(broken: Sessions, tmp_path: Path) -> None:
+    broken.max_hours = HOURS
+    expected = replace(broken, folder=tmp_path / "unbroken").session()
+    broken.session(interrupt="save", at=4)
+    assert not same(broken.session(plant=lambda state: replace(state, elapsed_seconds=0.0)), expected)
 
 
 def shifted(state: State) -> State:

@@ -8,15 +8,10 @@ import numpy as np
 import pytest
 
 from mlxdist.coordinator.config.schema import BatchConfig, DataConfig, LoraConfig, MemoryConfig, RunConfig, TrainConfig
-from mlxdist.coordinator.methods.kinds import Sft
-from mlxdist.coordinator.train import Run, train
-from mlxdist.coordinator.training.adamw import no_moments
-from mlxdist.coordinator.training.initial_adapter import draw
-from mlxdist.coordinator.training.state import State
 from mlxdist.node.work.engine import Engine
 from mlxdist.protocol.vectors import Vector
 from tests.coordinator.training.silent import Silent
-from tests.laws.memory_fleet import ListRows, make_row, memory_fleet
+from tests.laws.memory_fleet import ListRows, make_row, memory_fleet, train_sft
 from tests.laws.model_folder import VOCABULARY
 
 Trained = Callable[..., Vector]
@@ -41,13 +36,8 @@ def trained(model: Path, engines: list[Engine], tmp_path: Path) -> Trained:
             train=TrainConfig(steps=3, learning_rate=1e-2, eval_every=0),
             memory=memory,
         )
-        silent, items = Silent(), ListRows(rows)
         with memory_fleet(config, engines[:nodes]) as fleet:
-            vector = draw(fleet.wait_for_model().manifest, 0)
-            fleet.send_adapter(0, vector)
-            fleet.wait_for_nodes(nodes, nodes, 0.0)
-            loop = Run(config, Sft(config, items, None), items, silent, 3, fleet, silent, silent)  # type: ignore[arg-type]
-            return train(loop, State(vector, no_moments(len(vector)))).adapter
+            return train_sft(config, fleet, nodes, ListRows(rows), Silent()).adapter
         raise AssertionError
 
     return run

@@ -10,9 +10,6 @@ import pytest
 from mlx_lm.utils import load_model
 
 from mlxdist.coordinator.config.schema import BatchConfig, DataConfig, LoraConfig, RunConfig, TrainConfig
-from mlxdist.coordinator.methods.kinds import Sft
-from mlxdist.coordinator.train import Run, train
-from mlxdist.coordinator.training.adamw import no_moments
 from mlxdist.coordinator.training.initial_adapter import draw
 from mlxdist.coordinator.training.state import State
 from mlxdist.node.work.engine import Engine
@@ -20,7 +17,7 @@ from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol.leaves import Row
 from tests.coordinator.training.silent import Silent
 from tests.laws import plain_model
-from tests.laws.memory_fleet import ListRows, make_row, memory_fleet
+from tests.laws.memory_fleet import ListRows, make_row, memory_fleet, train_sft
 from tests.laws.model_folder import VOCABULARY
 from tests.laws.plain_loops import Recipe, plain_sft
 from tests.laws.plain_loops import Trainer as PlainTrainer
@@ -60,13 +57,7 @@ def trained(model: Path, engines: list[Engine], tmp_path: Path) -> Trainer:
         )
         silent = Silent()
         with memory_fleet(config, engines[:nodes]) as fleet:
-            manifest = fleet.wait_for_model().manifest
-            vector = draw(manifest, config.batch.seed)
-            fleet.send_adapter(0, vector)
-            fleet.wait_for_nodes(nodes, nodes, 0.0)
-            items = ListRows(rows)
-            loop = Run(config, Sft(config, items, None), items, silent, steps, fleet, silent, silent)  # type: ignore[arg-type]
-            state = train(loop, State(vector, no_moments(len(vector))))
+            state = train_sft(config, fleet, nodes, ListRows(rows), silent)
             assert fleet._pool.most_held <= nodes + 2 + (len(rows) - 1).bit_length()
         return state, silent
 

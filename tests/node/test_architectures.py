@@ -1,8 +1,9 @@
 import mlx.core as mx
 import pytest
 
-from mlxdist.node.backward.backward import GradientPath, gradient
+from mlxdist.node.backward.backward import GradientPath, backward
 from mlxdist.node.backward.choose_path import choose_path
+from mlxdist.node.backward.events import gathered
 from scripts.plain_gradient import furthest, padded_rows, plain_gradient
 from scripts.tiny_architectures import VOCABULARY, add_lora, architectures, tiny_model
 
@@ -42,8 +43,8 @@ def test_segmented_backward_equals_whole_graph(architecture: str) -> None:
     for size in (1, 3):
         path = GradientPath(segment_size=size)
         assert choose_path(model, segment_size=size) == path
-        assert furthest(gradient(model, [ROWS], loss, head_chunk=8, path=path)[1], expected) < 1e-5
-    assert furthest(gradient(model, [ROWS], loss, head_chunk=8)[1], expected) < 1e-5
+        assert furthest(gathered(backward(model, [ROWS], loss, head_chunk=8, path=path))[1], expected) < 1e-5
+    assert furthest(gathered(backward(model, [ROWS], loss, head_chunk=8))[1], expected) < 1e-5
 
 
 @pytest.mark.parametrize(("architecture", "checkpoint"), [("iquestloopcoder", True), ("kimi_k3", False)])
@@ -54,7 +55,7 @@ def test_what_cannot_be_cut_in_segments_takes_the_next_best_path(architecture: s
     assert (path.segment_size, path.checkpoint) == (0, checkpoint)
     assert ("grad_checkpoint is used" in path.reason) == checkpoint
     _, expected = plain_gradient(model, [ROWS], loss)
-    assert furthest(gradient(model, [ROWS], loss, head_chunk=8, path=path)[1], expected) < 1e-5
+    assert furthest(gathered(backward(model, [ROWS], loss, head_chunk=8, path=path))[1], expected) < 1e-5
 
 
 def test_every_architecture_of_mlx_lm_has_a_tiny_configuration() -> None:

@@ -7,8 +7,8 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from mlxdist.node.backward.backward import GradientPath, MicroBatch, backward, gradient, score
-from mlxdist.node.backward.events import FinalPart, Loss, RowSums
+from mlxdist.node.backward.backward import GradientPath, MicroBatch, backward, score
+from mlxdist.node.backward.events import FinalPart, Loss, RowSums, gathered
 from mlxdist.protocol.errors import DataError
 from scripts.plain_gradient import furthest, padded_rows, plain_gradient, plain_sums
 from scripts.tiny_architectures import VOCABULARY, add_lora, tiny_model
@@ -63,7 +63,7 @@ def test_every_path_equals_plain_autograd(path: GradientPath, case: str) -> None
     loss, batches = CASES[case]
     model = lora_llama()
     value, expected = plain_gradient(model, batches, loss)
-    sums, got = gradient(model, batches, loss, head_chunk=8, path=path)
+    sums, got = gathered(backward(model, batches, loss, head_chunk=8, path=path))
     assert furthest(got, expected) < 1e-5
     assert loss(sums).item() == pytest.approx(value.item(), rel=1e-5)
     for batch, row_sums in zip(batches, sums, strict=True):
@@ -75,7 +75,7 @@ def test_every_path_equals_plain_autograd(path: GradientPath, case: str) -> None
 def test_the_size_of_a_head_chunk_changes_no_gradient(path: GradientPath, chunk: int) -> None:
     model = lora_llama()
     _, expected = plain_gradient(model, [THREE], kto)
-    assert furthest(gradient(model, [THREE], kto, head_chunk=chunk, path=path)[1], expected) < 1e-5
+    assert furthest(gathered(backward(model, [THREE], kto, head_chunk=chunk, path=path))[1], expected) < 1e-5
 
 
 @pytest.mark.parametrize("path", PATHS, ids=name)
@@ -84,7 +84,7 @@ def test_the_same_dropout_key_drops_the_same_elements_on_every_path(path: Gradie
     add_lora(model, dropout=0.3)
     _, expected = plain_gradient(model, [CHOSEN, REJECTED], dpo, key=2**63 + 5)
     _, other = plain_gradient(model, [CHOSEN, REJECTED], dpo, key=6)
-    _, got = gradient(model, [CHOSEN, REJECTED], dpo, head_chunk=8, path=path, dropout_key=2**63 + 5)
+    _, got = gathered(backward(model, [CHOSEN, REJECTED], dpo, head_chunk=8, path=path, dropout_key=2**63 + 5))
     assert furthest(got, expected) < 1e-5
     assert furthest(other, expected) > 0.1
 
@@ -95,25 +95,25 @@ def test_the_backward_ends_with_the_lowest_layer_that_trains(path: GradientPath,
     model = tiny_model("llama")
     add_lora(model, layers=layers)
     _, expected = plain_gradient(model, [THREE], sft)
-    assert furthest(gradient(model, [THREE], sft, head_chunk=8, path=path)[1], expected) < 1e-5
+    assert furthest(gathered(backward(model, [THREE], sft, head_chunk=8, path=path))[1], expected) < 1e-5
 
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(("bits", "group"), [(4, 32), (4, 64), (8, 32), (8, 64)])
-def test_a_quantised_base_gives_plain_autograds_gradient(bits: int, group: int, tied: bool) -> None:
+def test_a_quantized_base_gives_plain_autograds_gradient(bits: int, group: int, tied: bool) -> None:
     model = tiny_model("llama", hidden_size=64, intermediate_size=128, head_dim=16, tie_word_embeddings=tied)
     nn.quantize(model, group_size=group, bits=bits)
     model.freeze()
     add_lora(model)
     _, expected = plain_gradient(model, [CHOSEN, REJECTED], dpo)
     for path in (WHOLE, SEGMENTS[0]):
-        assert furthest(gradient(model, [CHOSEN, REJECTED], dpo, head_chunk=8, path=path)[1], expected) < 1e-5
+        assert furthest(gathered(backward(model, [CHOSEN, REJECTED], dpo, head_chunk=8, path=path))[1], expected) < 1e-5
 
 
 @pytest.mark.parametrize("path", [WHOLE, FULL_HEAD, SEGMENTS[0]], ids=name)
 def test_a_score_has_the_bits_of_the_gradients_own_forward(path: GradientPath) -> None:
     model = lora_llama()
-    sums, _ = gradient(model, [CHOSEN, REJECTED], dpo, head_chunk=8, path=path)
+    sums, _ = gathered(backward(model, [CHOSEN, REJECTED], dpo, head_chunk=8, path=path))
     for batch, row_sums in zip([CHOSEN, REJECTED], sums, strict=True):
         assert np.array_equal(score(model, batch, head_chunk=8, path=path), row_sums)
 
@@ -121,7 +121,7 @@ def test_a_score_has_the_bits_of_the_gradients_own_forward(path: GradientPath) -
 @pytest.mark.parametrize("path", PATHS, ids=name)
 def test_the_same_work_twice_gives_the_same_bits(path: GradientPath) -> None:
     model = lora_llama()
-    (_, first), (_, second) = (gradient(model, [THREE], kto, head_chunk=8, path=path) for _ in range(2))
+    (_, first), (_, second) = (gathered(backward(model, [THREE], kto, head_chunk=8, path=path)) for _ in range(2))
     assert all(np.array_equal(first[key], second[key]) for key in first)
 
 
@@ -140,7 +140,7 @@ def test_a_score_drops_nothing_and_leaves_dropout_as_it_was() -> None:
 def test_a_batch_without_targets_adds_nothing(path: GradientPath) -> None:
     model = lora_llama()
     empty = padded_rows(7, (12, 5), (0, 0), VOCABULARY)
-    sums, got = gradient(model, [empty], sft, head_chunk=8, path=path)
+    sums, got = gathered(backward(model, [empty], sft, head_chunk=8, path=path))
     assert np.array_equal(sums[0], [0, 0])
     assert all(not np.array(value).any() for value in got.values())
     assert np.array_equal(score(model, empty, head_chunk=8, path=path), [0, 0])
@@ -153,7 +153,7 @@ def test_a_token_outside_of_the_vocabulary_is_refused(path: GradientPath, id_: i
     wrong = MicroBatch(np.array([[1, 2, 3]]), np.array([[2, 3, id_]]), np.ones((1, 3)))
     works: list[Callable[[], object]] = [
         lambda: score(model, wrong, head_chunk=8, path=path),
-        lambda: gradient(model, [wrong], sft, head_chunk=8, path=path),
+        lambda: gathered(backward(model, [wrong], sft, head_chunk=8, path=path)),
     ]
     for work in works:
         with pytest.raises(DataError, match=r"vocabulary|negative"):
@@ -165,7 +165,7 @@ def test_gradients_become_final_from_the_top_layer_down_and_stay_as_they_were_gi
     model = lora_llama()
     events = backward(model, [CHOSEN, REJECTED], dpo, head_chunk=8, path=path)
     given = [event.gradients for event in events if isinstance(event, FinalPart)]
-    _, got = gradient(model, [CHOSEN, REJECTED], dpo, head_chunk=8, path=path)
+    _, got = gathered(backward(model, [CHOSEN, REJECTED], dpo, head_chunk=8, path=path))
     layers = [{int(key.split(".")[2]) for key in part} for part in given]
     assert all(min(upper) > max(lower) for upper, lower in itertools.pairwise(layers))
     assert len(layers) == -(-4 // path.segment_size)
@@ -178,7 +178,7 @@ def test_gradients_become_final_from_the_top_layer_down_and_stay_as_they_were_gi
 def test_the_row_sums_come_first_and_then_every_gradient_once(path: GradientPath) -> None:
     model = lora_llama()
     first, *parts = backward(model, [CHOSEN, REJECTED], dpo, head_chunk=8, path=path)
-    sums, got = gradient(model, [CHOSEN, REJECTED], dpo, head_chunk=8, path=path)
+    sums, got = gathered(backward(model, [CHOSEN, REJECTED], dpo, head_chunk=8, path=path))
     assert isinstance(first, RowSums)
     assert all(np.array_equal(one, other) for one, other in zip(first.sums, sums, strict=True))
     names = [key for part in parts if isinstance(part, FinalPart) for key in part.gradients]
@@ -215,7 +215,7 @@ def test_the_parameters_are_as_before() -> None:
     model = lora_llama()
     before = {key: np.array(value) for key, value in plain_parameters(model).items()}
     for path in PATHS:
-        gradient(model, [THREE], sft, head_chunk=8, path=path)
+        gathered(backward(model, [THREE], sft, head_chunk=8, path=path))
         score(model, THREE, head_chunk=8, path=path)
         after = plain_parameters(model)
         assert before.keys() == after.keys()

@@ -2,8 +2,9 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from mlxdist.node.backward.backward import GradientPath, gradient
+from mlxdist.node.backward.backward import GradientPath, backward
 from mlxdist.node.backward.choose_path import choose_path
+from mlxdist.node.backward.events import gathered
 from mlxdist.protocol.errors import NodeError
 from scripts.plain_gradient import furthest, padded_rows, plain_gradient
 from scripts.tiny_architectures import VOCABULARY, add_lora, tiny_model
@@ -44,7 +45,7 @@ class ScalesBetween(Plain):
         return h
 
 
-class HeadSeesNeighbours(Plain):
+class HeadSeesNeighbors(Plain):
     def __call__(self, inputs: mx.array) -> mx.array:
         h = self.through(self.embed(inputs))
         return self.embed.as_linear(mx.cumsum(h, axis=1))
@@ -86,7 +87,7 @@ def equals_plain(model: nn.Module, path: GradientPath) -> bool:
         return -sums[0].sum()
 
     _, expected = plain_gradient(model, [ROWS], loss)
-    return furthest(gradient(model, [ROWS], loss, head_chunk=8, path=path)[1], expected) < 1e-5
+    return furthest(gathered(backward(model, [ROWS], loss, head_chunk=8, path=path))[1], expected) < 1e-5
 
 
 @pytest.mark.parametrize("size", [0, 1, 2])
@@ -101,7 +102,7 @@ def test_a_model_that_agrees_takes_the_path_that_was_asked_for(kind: type[Plain]
 @pytest.mark.parametrize(
     ("kind", "word", "supervised_head"),
     [
-        (HeadSeesNeighbours, "differs from plain autograd", False),
+        (HeadSeesNeighbors, "differs from plain autograd", False),
         (ReadsAnOlderLayer, "differs from plain autograd", True),
         (NeverCallsLayers, "never calls its layers", False),
     ],
@@ -119,7 +120,7 @@ def test_another_model_falls_back_and_says_why_in_one_sentence(
 
 
 def test_without_segments_only_the_head_can_fall_back() -> None:
-    model = trained(HeadSeesNeighbours)
+    model = trained(HeadSeesNeighbors)
     path = choose_path(model)
     assert (path.segment_size, path.checkpoint, path.supervised_head) == (0, False, False)
     assert "head" in path.reason

@@ -38,8 +38,8 @@ def found(**changes: Any) -> dict[str, Any]:
         "gemm": {"relative_error": 3e-7, "gflops": 1200.0},
         "gemm_default": {"relative_error": 3e-4, "gflops": 2400.0},
         "speed": {"whole": {"tokens_per_second": 900.0, "peak_bytes": 10**8}},
-        "beats": {"evaluation_seconds": 3.0, "longest_gap_seconds": 0.1},
-        "beats_other_process_gap": 0.03,
+        "heartbeats": {"evaluation_seconds": 3.0, "longest_gap_seconds": 0.1},
+        "heartbeats_other_process_gap": 0.03,
         **changes,
     }
     measured["bit_classes"] = bit_classes(measured["bits"], measured["bits_again"])

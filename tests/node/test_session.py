@@ -20,8 +20,8 @@ from mlxdist.protocol.tree import Span
 from mlxdist.protocol.vectors import BLOCK_BYTES, BLOCK_ELEMENTS, WINDOW, Vector, block_count, digest
 from tests.protocol.example_messages import EXAMPLES, example
 
-SESSION = SessionId("run", 10, 3)
-OTHER_SESSIONS = (SessionId("run", 10, 4), SessionId("run", 11, 3), SessionId("another", 10, 3))
+SESSION = SessionId("run", 10, "3")
+OTHER_SESSIONS = (SessionId("run", 10, "4"), SessionId("run", 11, "3"), SessionId("another", 10, "3"))
 SMALL = 5
 LARGE = (WINDOW + 3) * BLOCK_ELEMENTS + 1
 SPEC: m.RunSpec = example(m.RunSpec)

@@ -1,6 +1,6 @@
 """Gradients leave as they are made: earlier, and with the same bits; and nothing counts before it is whole."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,17 +20,17 @@ from mlxdist.node.work.model import LoadedModel
 from mlxdist.node.work.streaming_sum import StreamingSum
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import messages as m
+from mlxdist.protocol.leaves import Leaf
 from mlxdist.protocol.manifest import Manifest
 from mlxdist.protocol.transport import CONTROL
 from mlxdist.protocol.tree import Span, fold, fold_span, left_of_last
 from mlxdist.protocol.vectors import BLOCK_ELEMENTS, WINDOW, OutgoingVector, Vector, block_count, digest
-from mlxdist.protocol.wire import Frames
 from scripts.local_cluster import free_ports
 from tests.coordinator.cluster.scripted_node import PARTIAL, Bench, give_back, working
 from tests.faults.fault_proxy import DOWN, UP, Proxy
 from tests.laws.model_folder import llama_folder
 from tests.node.test_session import SESSION, Session, new_session, said, task_of, tell
-from tests.node.wired_nodes import Wires, cluster_for
+from tests.node.wired_nodes import Wires
 from tests.processes.thread_nodes import HERE, LEAVES, config_of, request, start_coordinator, thread_nodes
 
 LAYERS = 3
@@ -252,19 +252,24 @@ def three_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True)
 class Told(Computer):
-    """Remembers which layers became final, in the record of the wires; may spoil one of them."""
+    """Remembers which layers became final, in the record of the wires; may damage one of them."""
 
     record: list[tuple[str, int]] = field(default_factory=list)
-    spoil: list[tuple[int, int]] = field(default_factory=list)  # (leaf, layer), each once
+    damage: list[tuple[int, int]] = field(default_factory=list)  # (leaf, layer), each once
+    now: list[int] = field(default_factory=list)  # the leaf in work
 
-    def _backward(self, leaf: Any, step: int, batches: Any, asked: Any) -> Events:
-        for event in super()._backward(leaf, step, batches, asked):
+    def gradient_parts(self, leaf: Leaf, **asked: Any) -> Iterator[Any]:
+        self.now[:] = [leaf.index]
+        yield from super().gradient_parts(leaf, **asked)
+
+    def _backward(self, batches: Any, asked: Any, dropout_key: int) -> Events:
+        for event in super()._backward(batches, asked, dropout_key):
             if isinstance(event, FinalPart) and self.loaded.path.segment_size:
                 *_, last = event.gradients
                 layer = int(last.split(".")[2])
                 self.record.append(("segment", layer))
-                if (leaf.index, layer) in self.spoil:
-                    self.spoil.remove((leaf.index, layer))
+                if self.now and (self.now[0], layer) in self.damage:
+                    self.damage.remove((self.now[0], layer))
                     event.gradients[last] *= float("nan")
             yield event
 
@@ -275,11 +280,11 @@ class ToldEngine(Engine):
     def __init__(self) -> None:
         super().__init__()
         self.record: list[tuple[str, int]] = []
-        self.spoil: list[tuple[int, int]] = []
+        self.damage: list[tuple[int, int]] = []
 
     def _load(self, spec: m.RunSpec, progress: Callable[[str], None]) -> LoadedModel:
         loaded = super()._load(spec, progress)
-        self._computer = Told(loaded, spec, record=self.record, spoil=self.spoil)
+        self._computer = Told(loaded, spec, record=self.record, damage=self.damage)
         return loaded
 
 
@@ -292,11 +297,12 @@ def wired(three_layers: Path) -> Wired:
     known: dict[str, ToldEngine] = {}
 
     def join(*names: str, segment_size: int = 1) -> tuple[Wires, list[ToldEngine]]:
-        wires = Wires(cluster_for(config_of(three_layers, segment_size=segment_size, rank=RANK)))
+        wires = Wires(config_of(three_layers, segment_size=segment_size, rank=RANK))
         engines = [known.setdefault(name, ToldEngine()) for name in names]
         for name, engine in zip(names, engines, strict=True):
             engine.record = wires.record
-            wires.join(name, engine)
+            wires.join(engine, name)
+        wires.settle()
         wires.cluster.set_adapter(0, drawn_adapter(wires.cluster.manifest))
         wires.settle()
         wires.record.clear()
@@ -311,7 +317,11 @@ def expected(wired: Wired) -> dict[int, bytes]:
     _, (engine,) = wired("a")
     computer, leaves = engine._ready(), request(leaves=6).leaves
     computer.use(drawn_adapter(computer.loaded.manifest))
-    vectors = [computer.gradient(leaf, step=1, scalars={}, inputs={})[0] for leaf in leaves]
+    vectors = []
+    for leaf in leaves:
+        _, *parts = computer.gradient_parts(leaf, step=1, loss="", scalars={}, inputs={})
+        by_name = {name: part for event in parts for name, part in event.items()}
+        vectors.append(np.concatenate([by_name[tensor.name] for tensor in computer.loaded.manifest]))
     return {count: fold(vectors[:count], lambda left, right: left + right).tobytes() for count in range(1, 7)}
 
 
@@ -363,12 +373,12 @@ def test_a_fault_in_mid_stream_withdraws_the_partial_on_both_sides(
         else {"b": Span(0, LEAVES - 1), "a": Span(LEAVES - 1, LEAVES)}
     )
     wires.cluster.scheduler.assigner = lambda seconds: split
-    a.spoil.append((leaf, 0))
+    a.damage.append((leaf, 0))
     held: list[int] = []
     wires.on_growth = lambda name: held.append(wires.cluster.transfers.pool.held)
     assert wires.gradient(request()).tobytes() == expected[LEAVES]
     assert max(held) > 0
-    assert a.spoil == []
+    assert a.damage == []
     assert ("Fault", -1) in wires.record
     assert not wires.nodes["a"].session.uploading
     assert wires.cluster.transfers.pool.held == 0
@@ -388,18 +398,18 @@ def test_a_cancel_in_mid_stream_frees_the_buffer_and_ends_the_backward(
     def late(name: str) -> None:
         if name == "a" and not copied:
             copied.append(wires.cluster.transfers.pool.held)
+            wires.nodes["a"].stopped = True
             wires.now += 8.0
             wires.beat()
             wires.cluster.tick(wires.now)
-            wires.pump()
-            while wires.nodes["b"].work():
-                pass
 
     wires.on_growth = late
     asked = request(step=2)
     asked = type(asked)(asked.verb, 2, 1, asked.leaves)
     assert wires.gradient(asked).tobytes() == expected[LEAVES]
     assert copied == [1]
+    wires.nodes["a"].stopped = False
+    wires.settle()
     lowest = [entry for entry in wires.record if entry[0] == "segment" and entry[1] == 0]
     assert len(lowest) == (LEAVES - 1) + LEAVES, "of the two last leaves only the copy's came to its end"
     assert wires.cluster.transfers.pool.held == 0
@@ -411,19 +421,9 @@ def test_a_damaged_block_in_mid_stream_is_found_at_the_end_and_the_whole_goes_ag
     wired: Wired, expected: dict[int, bytes]
 ) -> None:
     wires, _ = wired("a")
-    hurt: list[int] = []
-
-    def damage(message: m.Message, frames: Frames) -> Frames:
-        if not isinstance(message, m.VectorBlock) or hurt:
-            return frames
-        hurt.append(message.index)
-        block = bytearray(frames[-1])
-        block[100] ^= 1
-        return [*frames[:-1], bytes(block)]
-
-    wires.damage = damage
+    wires.damage_up = 1
     assert wires.gradient(request(leaves=2)).tobytes() == expected[2]
-    assert hurt == [0]
+    assert wires.damage_up == 0
     assert [kind for kind, _ in wires.record].count("VectorOffer") == 2
 
 
@@ -446,7 +446,7 @@ def test_a_partial_is_withdrawn_before_the_coordinator_hears_of_the_fault(wired:
     computer, (leaf,) = engine._ready(), request(leaves=1).leaves
     adapter = drawn_adapter(computer.loaded.manifest)
     computer.use(adapter)
-    engine.spoil.append((0, 0))
+    engine.damage.append((0, 0))
     task = m.Assignment(SESSION, "gradient", 1, 1, 0, 0, 1, 1, "sft", "current", {})
     results = AssignmentRun(computer, ComputeAssignment(task, (leaf,), ({},), adapter, None), SwapWatch()).results()
     session, kinds = new_session(), []

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -19,10 +18,11 @@ from mlxdist.node.process import LINE_CHARS, UNSEEN_LINES, Worker
 from mlxdist.node.supervisor import Supervisor
 from mlxdist.node.work.engine import Engine
 from mlxdist.protocol import messages as m
-from mlxdist.protocol.transport import CONTROL, MemoryHub
-from mlxdist.protocol.wire import Frames, decode
+from mlxdist.protocol.transport import CONTROL
+from mlxdist.protocol.wire import decode
 from scripts.local_cluster import free_ports
 from tests.coordinator.cluster.scripted_node import CANARY, introduction
+from tests.memory_nodes import Wire
 from tests.processes.thread_nodes import HERE, Coordinator, ThreadNode, config_of, start_coordinator
 
 # ---- logs
@@ -103,29 +103,17 @@ def test_a_line_without_an_end_is_cut() -> None:
 
 
 def test_lines_that_could_not_be_sent_are_sent_later(worker: Worker) -> None:
-    hub = MemoryHub()
-    link = hub.connect(CONTROL, b"a")
-    session, connected = m.SessionId("run", 1, 1), [False]
-
-    class Flapping:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(link, name)
-
-        def send(self, frames: Frames) -> bool:
-            return connected[0] and link.send(frames)
-
+    session, link = m.SessionId("run", 1, "1"), Wire(CONTROL, b"a", closed=True)
     supervisor = Supervisor(
-        "a", HERE, Flapping(), launched=False, wait_seconds=60, clock=lambda: 0.0, start_worker=lambda _: worker
+        "a", HERE, link, launched=False, wait_seconds=60, clock=lambda: 0.0, start_worker=lambda _: worker
     )
     supervisor._handle(m.Accept(session, 7001, 2.0, {}, 1.0))
     for number in range(3):
         worker.printed(f"line {number}")
         supervisor._tick()
-    connected[0] = True
+    link.closed = False
     supervisor._tick()
-    logs = [
-        message for message, _ in (decode(parcel.frames) for parcel in hub.receive(0)) if isinstance(message, m.Log)
-    ]
+    logs = [message for message, _ in map(decode, link.up) if isinstance(message, m.Log)]
     assert [line for log in logs for line in log.lines] == ["line 0", "line 1", "line 2"]
 
 

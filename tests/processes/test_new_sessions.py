@@ -15,12 +15,13 @@ from mlxdist.node import supervisor as supervisors
 from mlxdist.node.process import KILL_SECONDS, Worker
 from mlxdist.node.supervisor import Supervisor
 from mlxdist.protocol import messages as m
-from mlxdist.protocol.transport import CONTROL, DATA, PROBE, MemoryHub, Parcel
+from mlxdist.protocol.transport import CONTROL, DATA, PROBE, Parcel
 from mlxdist.protocol.tree import Span
 from mlxdist.protocol.wire import encode
 from scripts.local_cluster import free_ports
 from tests.coordinator.cluster.scripted_node import PARTIAL, Bench, ScriptedNode, working
 from tests.faults.fault_proxy import DOWN, UP, Proxy, Seen, wait_for
+from tests.memory_nodes import Wire
 from tests.processes.thread_nodes import HERE, Loads, config_of, request, start_coordinator, thread_nodes
 
 # ---- what the coordinator does with a new connection
@@ -150,7 +151,7 @@ def admit(session: m.SessionId) -> m.Accept:
 
 
 def test_a_supervisor_whose_session_is_over_gives_the_next_one_to_the_same_worker(idle: Idle) -> None:
-    hub, now = MemoryHub(), [0.0]
+    link, now = Wire(CONTROL, b"a"), [0.0]
     started: list[Mapping[str, str]] = []
 
     def start(environment: Mapping[str, str]) -> Worker:
@@ -160,22 +161,21 @@ def test_a_supervisor_whose_session_is_over_gives_the_next_one_to_the_same_worke
     supervisor = Supervisor(
         "a",
         HERE,
-        hub.connect(CONTROL, b"a"),
+        link,
         launched=False,
         wait_seconds=60,
         clock=lambda: now[0],
         start_worker=start,
     )
-    first, second = m.SessionId("run", 1, 1), m.SessionId("run", 2, 1)
+    first, second = m.SessionId("run", 1, "1"), m.SessionId("run", 2, "1")
     supervisor._handle(admit(first))
-    supervisor._handle(m.Stale(m.SessionId("run", 1, 9), "another's", over=True))
+    supervisor._handle(m.Stale(m.SessionId("run", 1, "9"), "another's", over=True))
     assert supervisor.session == first, "only its own session"
     supervisor._handle(m.Stale(first, "a beat", over=True))
     assert supervisor.session is None
     now[0] += 1.0
     supervisor._tick()
-    sent = [parcel.frames for parcel in hub.receive(0)]
-    assert sent == [encode(m.Register(m.PROTOCOL_VERSION, "a", idle.process.pid, supervisors.host_facts()))]
+    assert list(link.up) == [encode(m.Register(m.PROTOCOL_VERSION, "a", idle.process.pid, supervisors.host_facts()))]
     supervisor._handle(admit(second))
     supervisor._handle(admit(second))
     assert idle.sessions == [first, second]
@@ -183,12 +183,11 @@ def test_a_supervisor_whose_session_is_over_gives_the_next_one_to_the_same_worke
 
 
 def test_a_supervisor_whose_worker_pauses_does_not_register_before_the_pause_is_over(idle: Idle) -> None:
-    hub, now = MemoryHub(), [0.0]
-    link = hub.connect(CONTROL, b"a")
+    link, now = Wire(CONTROL, b"a"), [0.0]
     supervisor = Supervisor(
         "a", HERE, link, launched=False, wait_seconds=60, clock=lambda: now[0], start_worker=lambda _: idle
     )
-    session = m.SessionId("run", 1, 1)
+    session = m.SessionId("run", 1, "1")
     supervisor._handle(admit(session))
     idle.process.kill()
     idle.process.wait()
@@ -197,13 +196,13 @@ def test_a_supervisor_whose_worker_pauses_does_not_register_before_the_pause_is_
     supervisor._handle(m.Stale(session, "a beat", over=True))
     now[0] += 0.9  # of the pause of one second
     supervisor._tick()
-    supervisor._handle(admit(m.SessionId("run", 1, 2)))  # late, the answer to an earlier registration
+    supervisor._handle(admit(m.SessionId("run", 1, "2")))  # late, the answer to an earlier registration
     assert supervisor.worker is None
     now[0] += 0.2
     supervisor._tick()
     assert supervisor.session is None
     supervisor._tick()
-    assert "Register" in str(hub.receive(0)[-1])
+    assert "Register" in str(link.up[-1])
 
 
 HANGS = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
@@ -215,9 +214,9 @@ def test_a_node_whose_launcher_is_gone_leaves_even_with_a_worker_that_ignores_si
     while not worker.tail:  # until it ignores signals
         assert worker.process.poll() is None
     supervisor = Supervisor(
-        "a", HERE, MemoryHub().connect(CONTROL, b"a"), launched=True, wait_seconds=60, start_worker=lambda _: worker
+        "a", HERE, Wire(CONTROL, b"a"), launched=True, wait_seconds=60, start_worker=lambda _: worker
     )
-    supervisor._handle(admit(m.SessionId("run", 1, 1)))
+    supervisor._handle(admit(m.SessionId("run", 1, "1")))
     orphaned = threading.Event()
     orphaned.set()
     assert supervisor.run(orphaned) == 0

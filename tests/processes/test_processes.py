@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -175,6 +176,22 @@ def test_an_interrupt_saves_the_last_step_stops_every_node_and_exits_130(
     assert process.returncode == 130, rest
     assert "interrupted after step" in rest
     assert (tmp_path / "run/state/resume.safetensors").exists()
+    assert json.loads((tmp_path / "run/metrics.json").read_text())["status"] == "interrupted"
+    assert gone(everyone) == []
+
+
+def test_many_interrupts_end_like_the_first_one(model: Path, data: Path, tmp_path: Path) -> None:
+    process = start(tmp_path, model=model, data=data, nodes=2)
+    read_until(process, r"step 3 of")
+    everyone = family(process)
+    while process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.01)
+    rest = process.communicate(timeout=60)[0]
+    assert process.returncode == 130, rest
+    assert len(re.findall(r"interrupted after step \d+, saved in .*add --resume", rest)) == 1, rest
+    assert "Traceback" not in rest
+    assert "ignored" not in rest
     assert json.loads((tmp_path / "run/metrics.json").read_text())["status"] == "interrupted"
     assert gone(everyone) == []
 

@@ -17,7 +17,6 @@ import numpy as np
 
 from mlxdist.coordinator.cluster.cluster import Cluster
 from mlxdist.coordinator.cluster.events import NodeNews
-from mlxdist.coordinator.cluster.settings import ClusterSettings
 from mlxdist.coordinator.config.run_spec import run_spec
 from mlxdist.coordinator.config.schema import DataConfig, LoraConfig, MemoryConfig, RunConfig, TimingConfig
 from mlxdist.coordinator.fleet.fleet import Fleet
@@ -34,6 +33,7 @@ from mlxdist.protocol import messages as m
 from mlxdist.protocol.leaves import Leaf
 from mlxdist.protocol.transport import CONTROL, DATA
 from mlxdist.protocol.vectors import Vector
+from tests.coordinator.cluster.scripted_node import new_cluster
 from tests.laws.memory_fleet import make_row
 from tests.laws.model_folder import VOCABULARY
 
@@ -175,8 +175,8 @@ def start_coordinator(config: RunConfig, port: int, incarnation: int = 1, **chan
         "restart_seconds": 0.05,
     }
     timing = TimingConfig(**{**values, **changes})
-    spec, data_port = run_spec(config), hub.ports[DATA]
-    cluster = Cluster(ClusterSettings("test", incarnation, spec, versions(), data_port, timing))
+    settings = {"spec": run_spec(config), "versions": versions(), "data_port": hub.ports[DATA], "timing": timing}
+    cluster = new_cluster(incarnation=incarnation, **settings)
     told: list[NodeNews] = []
     fleet = Fleet(cluster, hub, on_news=told.append)
     assert hub.ports[CONTROL] == port

@@ -165,3 +165,47 @@ def test_every_link_of_a_page_leads_to_a_file() -> None:
         if "://" not in target and not (page.parent / target).exists()
     ]
     assert broken == []
+
+
+def docstrings(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields every docstring of a file, with its line."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node)
+            if text:
+                yield node.body[0].lineno, text
+
+
+def test_docstrings_begin_with_a_verb_or_the_thing_itself() -> None:
+    question = re.compile(r"\W*(What|Whether|How|Who|Where|Which|Why)\b")
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {text.splitlines()[0]}"
+        for path in (*HOUSE, *sources("scripts"))
+        for line, text in docstrings(path)
+        if question.match(text)
+    ]
+    assert wrong == []
+
+
+def test_pages_and_code_avoid_old_fashioned_and_vague_words() -> None:
+    avoided = re.compile(r"(?<![a-z])(anew|mend[a-z]*|nobody|whoever)(?![a-z])", re.IGNORECASE)
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    wrong = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in (*HOUSE, *pages)
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if avoided.search(line)
+    ]
+    assert wrong == []
+
+
+def test_every_file_that_a_page_names_exists() -> None:
+    named = re.compile(r"`((?:mlxdist|coordinator|node|protocol|scripts|tests|docs|examples)/[\w./-]+\.\w+)")
+    missing = [
+        f"{page.relative_to(ROOT)}: {name}"
+        for page in files()
+        if page.suffix == ".md"
+        for name in named.findall(page.read_text(encoding="utf-8"))
+        if not (ROOT / name).exists() and not (ROOT / "mlxdist" / name).exists()
+    ]
+    assert missing == []

@@ -3,7 +3,7 @@
 import types
 import typing
 from collections.abc import Iterator
-from typing import Any, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import msgspec
 from hypothesis import strategies as st
@@ -22,6 +22,8 @@ def example(kind: Any) -> Any:
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return kind(**{field.name: example(field.type) for field in msgspec.structs.fields(kind)})
     inner = get_args(kind)
+    if get_origin(kind) is Annotated:
+        return example(inner[0])
     if get_origin(kind) is tuple:
         return (example(inner[0]), example(inner[0]))
     if get_origin(kind) is dict:
@@ -44,6 +46,8 @@ def drawn(kind: Any) -> st.SearchStrategy[Any]:
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return st.builds(kind, **{field.name: drawn(field.type) for field in msgspec.structs.fields(kind)})
     inner = get_args(kind)
+    if get_origin(kind) is Annotated:
+        return limited(inner[0], inner[1])
     if get_origin(kind) is tuple:
         return st.lists(drawn(inner[0]), max_size=3).map(tuple)
     if get_origin(kind) is dict:
@@ -51,6 +55,16 @@ def drawn(kind: Any) -> st.SearchStrategy[Any]:
     if get_origin(kind) in (Union, types.UnionType):
         return st.one_of(*(drawn(one) for one in inner))
     raise TypeError(f"no strategy for {kind}")
+
+
+def limited(kind: Any, meta: msgspec.Meta) -> st.SearchStrategy[Any]:
+    """Values of a type with limits, up to them where that is cheap."""
+    if kind is int:
+        lowest = 0 if meta.ge is None else int(meta.ge)
+        return st.integers(lowest, int(meta.lt) - 1 if meta.lt is not None else 2**63 - 1)
+    if kind is float:
+        return st.floats(meta.ge, meta.le, allow_nan=False)
+    return drawn(kind)
 
 
 EXAMPLES: tuple[Message, ...] = tuple(example(kind) for kind in MESSAGE_TYPES)

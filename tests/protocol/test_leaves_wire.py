@@ -17,7 +17,7 @@ from mlxdist.protocol.wire import decode, encode
 
 def message_of(leaf: Leaf) -> m.LeafRows:
     return m.LeafRows(
-        session=m.SessionId("run", 1, 1),
+        session=m.SessionId("run", 1, "1"),
         step=1,
         attempt=1,
         leaf=leaf.index,

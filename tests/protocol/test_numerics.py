@@ -86,7 +86,7 @@ def test_the_id_is_the_same_in_another_process() -> None:
 def test_a_worker_finds_the_id_that_the_coordinator_sent_even_when_a_person_wrote_whole_numbers(tmp_path: Path) -> None:
     text = "[lora]\nscale = 20\ndropout = 0\n[train]\nmax_grad_norm = 1\nweight_decay = 0\neps = 1"
     spec = run_spec(load_config(run_file(tmp_path, text)))
-    welcome, _ = decode(encode(m.Welcome(m.SessionId("run", 1, 1), spec)))
+    welcome, _ = decode(encode(m.Welcome(m.SessionId("run", 1, "1"), spec)))
     assert isinstance(welcome, m.Welcome)
     assert numerics_id(welcome.spec) == welcome.spec.numerics_id == spec.numerics_id
 

@@ -35,7 +35,7 @@ def test_constant_ranks_do_not_look_at_bits_or_sensitivity() -> None:
     assert set(ranks(LAYER, 1, "constant", layer_map(q=9.0)).values()) == {1}
 
 
-def test_ranks_by_bits_grow_with_the_bits_and_an_unquantised_layer_gets_the_rank_itself() -> None:
+def test_ranks_by_bits_grow_with_the_bits_and_an_unquantized_layer_gets_the_rank_itself() -> None:
     assert by_name(ranks(LAYER, 8, "by_bits", {})) == {"q": 8, "k": 16, "v": 4, "o": 8, "up": 6, "down": 12}
     assert by_name(ranks(LAYER, 8, "by_bits", layer_map(q=100.0, k=0.1))) == by_name(ranks(LAYER, 8, "by_bits", {}))
 
@@ -44,7 +44,7 @@ def test_ranks_by_bits_grow_with_the_bits_and_an_unquantised_layer_gets_the_rank
     ("lora_rank", "bits", "rank"),
     [(8, 4, 8), (8, 3, 6), (5, 3, 4), (3, 5, 4), (1, 4, 2), (1, 2, 2), (2, 2, 2), (1, 0, 1), (7, 0, 7), (6, 16, 24)],
 )
-def test_a_fraction_is_rounded_up_and_a_quantised_layer_has_at_least_two(lora_rank: int, bits: int, rank: int) -> None:
+def test_a_fraction_is_rounded_up_and_a_quantized_layer_has_at_least_two(lora_rank: int, bits: int, rank: int) -> None:
     assert rank_by_bits(lora_rank, bits) == rank
 
 

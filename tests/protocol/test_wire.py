@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlxdist.protocol import limits, wire
 from mlxdist.protocol import messages as m
-from mlxdist.protocol import wire
 from mlxdist.protocol.errors import WireError
 from mlxdist.protocol.messages import PROTOCOL_VERSION, Message
-from mlxdist.protocol.wire import MAGIC, MAX_HEADER, MAX_PAYLOAD, PREAMBLE, decode, encode
+from mlxdist.protocol.wire import MAGIC, MAX_HEADER, MAX_PAYLOAD, PREAMBLE, decode, encode, fitted
 from tests.protocol.example_messages import ANY_MESSAGE, EXAMPLES, MESSAGE_TYPES, all_message_classes, hints
 
-SESSION = m.SessionId("run", 1, 2)
+SESSION = m.SessionId("run", 1, "2")
 PAYLOAD = bytes(range(256)) * 2
 
 each_example = pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: type(message).__name__)
@@ -81,13 +81,15 @@ def test_any_values_of_any_message_arrive_as_they_were_sent(message: Message, pa
     assert received.tobytes() == payload
 
 
-def test_not_a_number_and_infinity_arrive_too() -> None:
-    answer = m.LeafAnswer(SESSION, 1, 1, 0, 0, 1, float("nan"), 0)
-    arrived, _ = decode(frames_of(answer))
-    assert isinstance(arrived, m.LeafAnswer)
-    assert arrived.seconds != arrived.seconds
-    progress = m.LeafAnswer(SESSION, 1, 1, 0, 0, 1, float("-inf"), 0)
-    assert decode(frames_of(progress))[0] == progress
+def test_not_a_number_and_infinity_are_refused_where_seconds_belong() -> None:
+    for seconds in (float("nan"), float("inf"), float("-inf"), -1.0):
+        assert "seconds" in refused(frames_of(m.LeafAnswer(SESSION, 1, 1, 0, 0, 1, seconds, 0)))
+
+
+def test_not_a_number_and_infinity_arrive_as_inputs_of_rows() -> None:
+    values = (float("inf"), float("-inf"))
+    sent = m.LeafRows(SESSION, 1, 1, 0, (7,), (1, 2), (7, 7), {"logps": values})
+    assert decode(frames_of(sent))[0] == sent
 
 
 def test_the_payload_is_not_copied() -> None:
@@ -278,9 +280,37 @@ def test_a_header_or_payload_over_the_limit_is_refused() -> None:
 
 
 def test_the_largest_messages_arrive() -> None:
-    message, payload = decode(encode(m.Reject("x" * (MAX_HEADER - 64)), bytes(MAX_PAYLOAD)))
-    assert isinstance(message, m.Reject)
+    inputs = {str(place): (0.5,) * limits.MOST_ROWS for place in range(6)}
+    rows = (2**31,) * limits.MOST_ROWS
+    sent = m.LeafRows(SESSION, 1, 1, 0, (7,), rows, (7,) * limits.MOST_ROWS, inputs)
+    assert MAX_HEADER * 0.9 < len(encode(sent)[1]) <= MAX_HEADER
+    message, payload = decode(encode(sent, bytes(MAX_PAYLOAD)))
+    assert message == sent
     assert payload.nbytes == MAX_PAYLOAD
+
+
+@each_example
+def test_every_text_number_and_list_has_a_limit(message: Message) -> None:
+    """One step past any reasonable amount is refused, wherever it stands, and the refusal is short."""
+    huge: dict[type, list[Any]] = {
+        str: ["x" * 10_000],
+        int: [-(2**62), 2**63],
+        float: [-1e301, float("inf"), float("nan")],
+        list: [["x"] * 100_001, [1] * 100_001],
+        dict: [{str(key): "1" for key in range(1000)}],
+    }
+    fields = as_map(message)
+    for name, value in fields.items():
+        for wrong in huge.get(type(value), []) if name not in ("seed", "type") else []:
+            assert len(refused(with_header(header_of({**fields, name: wrong})))) < 300
+
+
+def test_a_sentence_that_is_too_long_is_cut_by_its_sender() -> None:
+    log = m.Log(SESSION, ("x" * 10_000,) * 1000)
+    for message in (m.Reject("x" * 100_000), m.Fault(SESSION, "error", "y" * 10_000), log):
+        arrived, _ = decode(encode(fitted(message)))
+        assert type(arrived) is type(message)
+    assert fitted(m.Reject("short")) == m.Reject("short")
 
 
 # ---- noise

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from tests.simulation.sim_nodes import MOST_LEAVES, Wire
+from tests.memory_nodes import Wire
+from tests.simulation.sim_nodes import MOST_LEAVES
 from tests.simulation.sim_world import World
 
 T = TypeVar("T")
@@ -37,18 +38,18 @@ def a_supervisor_is_killed(world: World, which: int) -> None:
 def a_supervisor_is_killed_and_started_again(world: World, which: int) -> None:
     for node in _one(world.supervisors, which):
         world.kill_supervisor(node, which)
-        world.join(node.name)
+        world.start(node.name)
 
 
 def a_second_supervisor_of_a_name_is_started(world: World, which: int) -> None:
     if len(world.supervisors) < 6:
         for node in _one(world.supervisors, which):
-            world.join(node.name)
+            world.start(node.name)
 
 
 def a_node_joins(world: World, which: int) -> None:
     if len(world.supervisors) < 6:
-        world.join(f"late-{world.new_pid()}")
+        world.start(f"late-{world.new_pid()}")
 
 
 def a_node_leaves(world: World, which: int) -> None:
@@ -81,7 +82,7 @@ def a_node_gets_slow(world: World, which: int) -> None:
 
 
 def a_slow_node_stops_until_others_have_its_work_and_goes_on(world: World, which: int) -> None:
-    for worker in _one([one for one in world.workers() if one.job is not None], which):
+    for worker in _one([one for one in world.workers() if one.results is not None], which):
         worker.stopped = True
         world.flow(80, which)
         world.time(4.0)

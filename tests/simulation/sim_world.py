@@ -7,26 +7,24 @@ design allows, and none is forgotten; no node is accused of nonsense without cau
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from itertools import count
 
 import numpy as np
 
-from mlxdist.coordinator.cluster.cluster import Cluster
-from mlxdist.coordinator.cluster.settings import ClusterSettings
 from mlxdist.coordinator.config.schema import TimingConfig
-from mlxdist.coordinator.fleet.fleet import Fleet
-from mlxdist.coordinator.schedule.assign import NodeSeconds
 from mlxdist.coordinator.schedule.rounds import Request
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import MlxdistError, NodeError, NonFiniteError
 from mlxdist.protocol.states import NodeState
-from mlxdist.protocol.transport import CONTROL, DATA, PROBE, Parcel, is_probe
+from mlxdist.protocol.transport import CONTROL, DATA, PROBE, is_probe
 from mlxdist.protocol.tree import Span, TreeSum
 from mlxdist.protocol.vectors import Vector
-from mlxdist.protocol.wire import decode
-from tests.coordinator.cluster.scripted_node import SPEC, VERSIONS, give_back, leaf_of, state_of
-from tests.simulation.sim_nodes import ELEMENTS, Move, SimSupervisor, SimWorker, Wire, gradient_of, numbers_of
+from mlxdist.protocol.wire import Frames, decode
+from tests.coordinator.cluster.scripted_node import leaf_of, new_cluster, state_of
+from tests.memory_cluster import Move, SummingCluster, split_at
+from tests.memory_nodes import Wire
+from tests.simulation.sim_nodes import ELEMENTS, SimSupervisor, SimWorker, Surroundings, gradient_of, numbers_of
 
 TICK = 1.0  # seconds; shorter than a beat
 LATELY = 200  # messages that may be said again
@@ -36,7 +34,7 @@ REFERENCE = 7.0
 CRASHES, NONFINITE = 3, 2
 
 
-class World:
+class World(SummingCluster, Surroundings):
     """`min_nodes`, `launched` and `reference` as in a run; `scored`: a step has a round of scores first."""
 
     def __init__(
@@ -49,54 +47,42 @@ class World:
         scored: bool = False,
         cuts: Sequence[int] = (),
     ) -> None:
-        self.now = 1000.0
-        self.wires: list[Wire] = []
-        self.inbox: list[Parcel] = []
+        super().__init__(now=1000.0)
         self.supervisors: list[SimSupervisor] = []
         self.cuts, self.min_nodes, self.scored = tuple(cuts), min_nodes, scored
         self.reference = REFERENCE if reference else 0.0
         self.launched = frozenset(names) if launched else frozenset[str]()
-        self.damage_up = self.damage_down = 0  # blocks that are to lose a bit on their way
         self.curses: dict[int, str] = {}  # leaf -> what it does to every worker in this step
         self.nans: Counter[int] = Counter()  # of this step, by leaf
         self.disturbances = 0
         self.offers: dict[tuple[m.SessionId, int], m.VectorOffer] = {}
         self.disturbed: set[str] = set()  # names of nodes whose wires lost or damaged something
         self.news: list[str] = []
-        self.said: list[tuple[str, bytes, m.Message, Sequence[bytes]]] = []
+        self.said: list[tuple[str, bytes, m.Message, Frames]] = []
         self.step, self.leaves, self.incarnation, self._pids = 0, 0, 0, 0
-        self.total: TreeSum[Vector] | None = None
-        self.fetched: list[tuple[Span, Vector]] = []
-        self.freed: list[Vector] = []
         self.lent: Vector | None = None
         self.in_step = False
         self._begin_incarnation()
         for name in names:
-            self.join(name)
+            self.start(name)
 
     # ---- the coordinator
 
     def _begin_incarnation(self) -> None:
         self.incarnation += 1
-        settings = ClusterSettings(
-            run="run",
-            incarnation=self.incarnation,
-            spec=SPEC,
-            versions=VERSIONS,
-            data_port=1,
-            timing=TimingConfig(restart_seconds=0.5, progress_seconds=10.0, start_timeout=40.0),
-            min_nodes=self.min_nodes,
-            launched=self.launched,
-        )
-        self.cluster = Cluster(settings, assigner=self._split)
-        self.fleet = Fleet(self.cluster, self, clock=lambda: self.now, threaded=False)
+        timing = TimingConfig(restart_seconds=0.5, progress_seconds=10.0, start_timeout=40.0)
+        changes = {"timing": timing, "min_nodes": self.min_nodes, "launched": self.launched}
+        self.coordinate(new_cluster(incarnation=self.incarnation, **changes))
+        self.cluster.scheduler.assigner = lambda seconds: split_at(self.cuts, seconds)
+        # The same numbers in every incarnation, so that a session of an earlier one can be taken for one of this.
+        self.cluster.members.draw = map(str, count(1)).__next__
         self.total, self.fetched, self.freed, self.lent = None, [], [], None
         if self.reference:
             self.cluster.set_reference(np.full(ELEMENTS, np.float32(self.reference)))
 
     def restart_coordinator(self) -> None:
         """It was killed, and resumes the step; all connections break."""
-        for wire in self.wires:
+        for wire in self.wires.values():
             wire.lose_all()
             wire.closed = True
         self.restore_connections()
@@ -104,12 +90,6 @@ class World:
         if self.in_step:
             self._request("score" if self.scored else "gradient")
         self.pump()
-
-    def _split(self, seconds: Mapping[str, NodeSeconds]) -> dict[str, Span]:
-        """Worse than any good assignment: runs of many subtrees, nodes without work."""
-        edges = [0, *sorted(min(cut, self.leaves) for cut in self.cuts[: len(seconds) - 1]), self.leaves]
-        runs = (Span(start, stop) for start, stop in pairwise(edges))
-        return {name: run for name, run in zip(seconds, runs, strict=False) if len(run)}
 
     def begin_step(self, leaves: int) -> None:
         """The next step's first request."""
@@ -127,38 +107,26 @@ class World:
     def _request(self, verb: str) -> None:
         self.cluster.set_adapter(self.step, np.full(ELEMENTS, np.float32(self.adapter)))
         leaves = tuple(leaf_of(index) for index in range(self.leaves))
-        self.total = TreeSum(self.leaves, self._add) if verb == "gradient" else None
+        self.total = TreeSum(self.leaves, self.add) if verb == "gradient" else None
         self.nodes_at_begin = len(self.cluster.ready())
         self.cluster.begin(Request(verb, self.step, self.step, leaves))
         self.pump()
 
-    def _add(self, left: Vector, right: Vector) -> Vector:
-        self.freed.append(right)
-        return np.add(left, right, out=left)
-
-    def _loop(self) -> Callable[[], None] | None:
+    def loop(self) -> Callable[[], None] | None:
         """The next move of the training loop, if any."""
         current = self.cluster.round
         if not self.in_step or current is None or self.cluster.failure is not None:
             return None
-        if self.fetched:
-            return self._sum_one
-        if current.partials:
-            return lambda: self.fetched.extend(self.cluster.fetch_partials())
-        if current.complete and (self.total is None or self.total.done):
-            return self._end_round
-        return None
+        if (move := super().loop()) is not None:
+            return move
+        return self._end_round if current.complete and (self.total is None or self.total.done) else None
 
-    def _sum_one(self) -> None:
-        span, vector = self.fetched.pop(0)
+    def sum_one(self) -> None:
+        """Adds the next partial, if it has the right values."""
+        span, vector = self.fetched[0]
         wanted = gradient_of(span, self.step, self.adapter, self.reference)
         assert vector.tolist() == wanted.tolist(), f"the partial over {span} has other values"
-        assert self.total is not None
-        self.total.put(span, vector)
-        if not self.fetched:
-            give_back(self.cluster, self.freed)
-            self.freed = []
-            self.pump()
+        super().sum_one()
 
     def _end_round(self) -> None:
         current = self.cluster.round
@@ -174,32 +142,7 @@ class World:
         assert self.total.result.tolist() == whole.tolist(), "the sum is another"
         self.lent, self.total, self.in_step = self.total.result, None, False
 
-    # ---- the hub of the fleet, and what nodes need
-
-    def receive(self, timeout: float) -> list[Parcel]:
-        """The parcels that were delivered."""
-        arrived, self.inbox = self.inbox, []
-        return arrived
-
-    def send(self, parcel: Parcel) -> bool:
-        """Onto the peer's wire, when it is connected."""
-        for wire in self.wires:
-            if (wire.channel, wire.peer) == (parcel.channel, parcel.peer) and not wire.ended and not wire.closed:
-                wire.down.append([bytes(frame) for frame in parcel.frames])
-                return True
-        return False
-
-    def wake(self) -> None:
-        """Nothing waits."""
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-    def connect(self, channel: str, peer: bytes) -> Wire:
-        """A new connection; one of the same name is replaced."""
-        self.wires = [wire for wire in self.wires if (wire.channel, wire.peer) != (channel, peer)]
-        self.wires.append(Wire(channel, peer))
-        return self.wires[-1]
+    # ---- what nodes need
 
     def new_pid(self) -> int:
         """A new pid."""
@@ -218,7 +161,7 @@ class World:
 
     # ---- the nodes
 
-    def join(self, name: str) -> SimSupervisor:
+    def start(self, name: str) -> SimSupervisor:
         """A supervisor is started."""
         self.supervisors.append(SimSupervisor(self, name, launched=name in self.launched))
         return self.supervisors[-1]
@@ -236,11 +179,11 @@ class World:
 
     def _remove_ended(self) -> None:
         """Supervisors that have ended: who launched them is told."""
-        for one in [one for one in self.supervisors if one.exit is not None]:
+        for one in [one for one in self.supervisors if one.exit_code is not None]:
             self.supervisors.remove(one)
             if one.launched:
                 error = NodeError(f"{one.name}: its supervisor ended")
-                self.cluster.supervisor_ended(one.name, error, one.exit != "killed")
+                self.cluster.supervisor_ended(one.name, error, one.reason != "killed")
 
     # ---- what goes wrong on the way
 
@@ -261,7 +204,7 @@ class World:
 
     def restore_connections(self) -> None:
         """All connections are there again."""
-        for wire in self.wires:
+        for wire in self.wires.values():
             wire.cut_up = wire.cut_down = False
             if wire.closed:
                 self._reconnect(wire)
@@ -318,18 +261,18 @@ class World:
     def moves(self, rnd: random.Random) -> list[Move]:
         """All that could happen next, but for time passing."""
         found: list[Move] = []
-        for wire in self.wires:
+        for wire in self.wires.values():
             if wire.up and not wire.cut_up:
                 found.append(("up", lambda wire=wire: self.deliver_up(wire)))  # type: ignore[misc]
             if wire.down and not wire.cut_down and not wire.ended and self._listens(wire):
-                found.append(("down", lambda wire=wire: self._deliver_down(wire)))  # type: ignore[misc]
+                found.append(("down", lambda wire=wire: self.deliver_down(wire)))  # type: ignore[misc]
         for one in self.supervisors:
-            if one.inbox and not one.stopped:
+            if one.wire.inbox and not one.stopped:
                 found.append(("turn", one.turn))
             worker = one.worker
             if worker is not None and worker.can_work and not (worker.slow and rnd.random() < 0.9):
                 found.append(("work", worker.step))
-        if (loop := self._loop()) is not None:
+        if (loop := self.loop()) is not None:
             found.append(("loop", loop))
         return found
 
@@ -357,50 +300,40 @@ class World:
             for one in list(self.supervisors):
                 if not one.stopped:
                     one.turn()
-            for wire in list(self.wires):
+            for wire in list(self.wires.values()):
                 while wire.up and not wire.cut_up and not self.over:
                     self.deliver_up(wire)
             self.pump()
-            for wire in list(self.wires):
+            for wire in list(self.wires.values()):
                 while wire.down and not wire.cut_down and not wire.ended and self._listens(wire):
-                    self._deliver_down(wire)
+                    self.deliver_down(wire)
             for kind, move in self.moves(rnd):
                 if kind in ("work", "loop"):
                     move()
             self._remove_ended()
             self.look()
 
-    def pump(self) -> None:
-        """The coordinator's thread goes round once."""
-        self.fleet._pump(0.0)
-
     def deliver_up(self, wire: Wire) -> None:
-        """One message reaches the coordinator. One that is stale by its header must change nothing."""
-        frames = wire.up.popleft()
-        if self.damage_up and _is_block(frames):
-            self.damage_up -= 1
-            frames = _damaged(frames)
-        self.post(wire.channel, wire.peer, frames)
+        """One message reaches the coordinator."""
+        super().deliver_up(wire)
         if wire.ended and not wire.up:
-            self.wires.remove(wire)
+            del self.wires[wire.channel, wire.peer]
 
-    def post(self, channel: str, peer: bytes, frames: Sequence[bytes]) -> None:
-        """Delivers a message from any peer."""
-        for _ in range(
-            2
-        ):  # what the time brings is not the message's doing: a connection is found closed, then suspect
+    def post(self, channel: str, peer: bytes, frames: Frames) -> None:
+        """Delivers a message from any peer. One that is stale by its header must change nothing."""
+        for _ in range(2):  # a connection is found closed, then suspect: what time brings is not the message's doing
             self.pump()
-        if is_probe(list(frames)):
-            self.inbox.append(Parcel(channel, peer, list(frames)))
+        if is_probe(frames):
+            super().post(channel, peer, frames)
             self.pump()
             return
-        message, _ = decode(list(frames))
+        message, _ = decode(frames)
         self.said.append((channel, peer, message, frames))
         if isinstance(message, m.VectorOffer):
             self.offers[message.session, message.stream] = message
         stale = self._stale(channel, peer, message)
         before = state_of(self.cluster) if stale else None
-        self.inbox.append(Parcel(channel, peer, list(frames)))
+        super().post(channel, peer, frames)
         self.pump()
         if stale:
             assert state_of(self.cluster) == before, f"a stale {type(message).__name__} changed something: {message}"
@@ -432,17 +365,6 @@ class World:
     def _is_current(self, attempt: int, name: str) -> bool:
         current = self.cluster.round
         return current is not None and attempt in current.assignments and current.assignments[attempt].node == name
-
-    def _deliver_down(self, wire: Wire) -> None:
-        frames = wire.down.popleft()
-        if self.damage_down and _is_block(frames):
-            self.damage_down -= 1
-            frames = _damaged(frames)
-        for one in self.supervisors:
-            if one.wire is wire:
-                one.inbox.append(frames)
-            elif one.worker is not None and one.worker.wire is wire and one.worker.exit is None:
-                one.worker.hear(frames)
 
     # ---- the laws
 
@@ -546,7 +468,7 @@ class World:
         while not done() and not self.over:
             assert self.now < end, f"{what}:\n" + "\n".join(self.news[-30:])
             while len(self.supervisors) < max(self.min_nodes, 1):
-                self.join(f"fresh-{self.new_pid()}")
+                self.start(f"fresh-{self.new_pid()}")
             for _ in range(400):
                 found = self.moves(rnd)
                 if not found or self.over or done():
@@ -554,12 +476,3 @@ class World:
                 rnd.choice(found)[1]()
                 self.look()
             self.time(TICK)
-
-
-def _is_block(frames: Sequence[bytes]) -> bool:
-    return not is_probe(list(frames)) and isinstance(decode(list(frames))[0], m.VectorBlock)
-
-
-def _damaged(frames: Sequence[bytes]) -> list[bytes]:
-    *head, payload = frames
-    return [*head, bytes([*payload[:2], payload[2] ^ 0x40, *payload[3:]])]

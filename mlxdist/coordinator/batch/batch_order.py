@@ -113,6 +113,6 @@ def steps_per_epoch(n_rows: int, batch: BatchConfig, method: str) -> int:
 def total_steps(train: TrainConfig, n_rows: int, batch: BatchConfig, method: str) -> int | None:
     """Returns the steps of the whole run; None when hours decide. `epochs` = p is ceil(p * steps of an epoch)."""
     if train.epochs is not None:
-        # 1.1 epochs of 10 steps are 11 steps: the decimal that was written, not its binary neighbour
+        # 1.1 epochs of 10 steps are 11 steps: the decimal that was written, not its binary neighbor
         return math.ceil(Fraction(repr(train.epochs)) * steps_per_epoch(n_rows, batch, method))
     return train.steps

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from mlxdist.coordinator.batch.batch_order import Step
-from mlxdist.coordinator.batch.kl_pairs import kl_rows
 from mlxdist.coordinator.batch.row_store import PairedRows, Rows
 from mlxdist.protocol.leaves import Leaf, Row, leaf_width
 
@@ -21,10 +20,20 @@ def cut(step: Step, data: Rows, micro_size: int, max_length: int) -> tuple[Leaf,
 
 
 def cut_kl(step: Step, data: PairedRows, micro_size: int, max_length: int) -> tuple[Leaf, ...]:
-    """Returns the leaves of KTO's KL pairs: every prompt with the completion of the row before it in the step."""
+    """Returns the leaves of `kl_rows`, cut at the windows of the step."""
     rows = iter(kl_rows(data, step))
     windows = ([(next(rows),) for _ in window] for window in step.windows)
     return tuple(_numbered(windows, micro_size, max_length))
+
+
+def kl_rows(data: PairedRows, step: Step) -> list[Row]:
+    """Returns KTO's mismatched pairs: row i of the step with the completion of row i-1 (row 0: of the last row).
+
+    The rows are those of all windows. Each prompt is trimmed again for its new completion. Section 4.1 of
+    https://arxiv.org/abs/2402.01306.
+    """
+    order = step.rows
+    return [data.joined(row, order[place - 1]) for place, row in enumerate(order)]
 
 
 def _numbered(windows: Iterable[Sequence[Item]], micro_size: int, max_length: int) -> Iterator[Leaf]:

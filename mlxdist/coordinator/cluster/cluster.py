@@ -27,6 +27,7 @@ from mlxdist.coordinator.cluster.events import (
 from mlxdist.coordinator.cluster.joining import Joining
 from mlxdist.coordinator.cluster.membership import Membership
 from mlxdist.coordinator.cluster.node import Node, ready
+from mlxdist.coordinator.cluster.offenders import Offenders
 from mlxdist.coordinator.cluster.placement import Assigner
 from mlxdist.coordinator.cluster.scheduler import Scheduler
 from mlxdist.coordinator.cluster.settings import ClusterSettings
@@ -39,8 +40,11 @@ from mlxdist.protocol.manifest import Manifest
 from mlxdist.protocol.states import NodeEvent, NodeState
 from mlxdist.protocol.transport import Parcel
 from mlxdist.protocol.tree import Span
+from mlxdist.protocol.untrusted import quoted
 from mlxdist.protocol.vectors import Vector
-from mlxdist.protocol.wire import encode
+from mlxdist.protocol.wire import encode, fitted
+
+MOST_NEWS = 4096  # that wait for the loop; beyond it the oldest are left out
 
 
 @dataclass
@@ -50,19 +54,20 @@ class Cluster:
     settings: ClusterSettings
     assigner: Assigner = assign
     now: float = 0.0
-    news: deque[NodeNews] = field(default_factory=deque)
+    news: deque[NodeNews] = field(default_factory=lambda: deque(maxlen=MOST_NEWS))
     members: Membership = field(init=False)
     joining: Joining = field(init=False)
     scheduler: Scheduler = field(init=False)
     transfers: Transfers = field(default_factory=Transfers)
     dispatch: Dispatch = field(init=False)
+    offenders: Offenders = field(default_factory=Offenders)
     _failure: MlxdistError | None = None
     _outbox: list[Parcel] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.members, self.scheduler = Membership(self.settings), Scheduler(self.settings, self.assigner)
         self.joining = Joining(self.settings, self.members)
-        self.dispatch = Dispatch(self.members, self.joining, self.scheduler, self.transfers)
+        self.dispatch = Dispatch(self.members, self.joining, self.scheduler, self.transfers, self.offenders)
 
     # ---- what the loop asks
 
@@ -164,8 +169,25 @@ class Cluster:
     def receive(self, parcel: Parcel, now: float) -> None:
         """Takes one message. One that cannot be accepted is answered, and changes nothing."""
         self.now = now
-        self._act(self.dispatch.events(parcel, now))
+        if self.offenders.silenced(parcel.channel, parcel.peer, now):
+            return
+        try:
+            self._act(self.dispatch.events(parcel, now))
+        except Exception as error:  # an error of ours, and a message that found it must not end the run
+            self._act(self._cut_off(parcel, error))
         self._settle()
+
+    def _cut_off(self, parcel: Parcel, error: Exception) -> list[Event]:
+        """Ends the session of a peer whose message made an error here, and hears nothing from that connection a while.
+
+        The first error is kept for a person with its traceback, the others are counted.
+        """
+        self.offenders.add(parcel.channel, parcel.peer, error, self.now)
+        node = self.members.by_peer(parcel.channel, parcel.peer)
+        what = f"a message from it made an error here: {quoted(repr(error))}"
+        if node is None:
+            return [NodeNews("coordinator", "", f"a message from a stranger: {what}", log=True)]
+        return self.members.cut_off(node, what)
 
     def tick(self, now: float) -> None:
         """Looks at the clock: which node is silent, which is stuck, what is late, whether a pause is over."""
@@ -200,7 +222,7 @@ class Cluster:
         for event in events:
             match event:
                 case Send(channel=channel, peer=peer, message=message, payload=payload):
-                    self._outbox.append(Parcel(channel, peer, encode(message, payload)))
+                    self._outbox.append(Parcel(channel, peer, encode(fitted(message), payload)))
                 case NodeNews():
                     self.news.append(event)
                 case Lost(node=node):

@@ -7,12 +7,14 @@ from mlxdist.coordinator.cluster.events import Event, NodeNews, Send, news_of
 from mlxdist.coordinator.cluster.joining import Joining
 from mlxdist.coordinator.cluster.membership import Membership
 from mlxdist.coordinator.cluster.node import Node
+from mlxdist.coordinator.cluster.offenders import Offenders
 from mlxdist.coordinator.cluster.scheduler import Scheduler
 from mlxdist.coordinator.cluster.transfers import Transfers
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import ConfigError, MismatchError, NodeError, StaleError, WireError
 from mlxdist.protocol.states import NodeState
 from mlxdist.protocol.transport import CONTROL, DATA, Parcel, is_probe
+from mlxdist.protocol.untrusted import sentence
 from mlxdist.protocol.wire import decode
 
 
@@ -24,6 +26,7 @@ class Dispatch:
     joining: Joining
     scheduler: Scheduler
     transfers: Transfers
+    offenders: Offenders
 
     def events(self, parcel: Parcel, now: float) -> list[Event]:
         """The events that follow from a parcel. One that cannot be accepted is answered, and changes nothing."""
@@ -35,19 +38,32 @@ class Dispatch:
         try:
             message, payload = decode(parcel.frames)
         except WireError as error:
-            news = NodeNews("coordinator", "", f"a message was refused: {error}", log=True)
-            return [news, Send(channel, peer, m.Reject(str(error)))]
+            return self._refused(channel, peer, error, now)
         if isinstance(message, m.Register):
             if channel == CONTROL:
+                if self.members.by_peer(channel, peer) is None and not self.offenders.may_answer(channel, peer, now):
+                    return []
                 return self.joining.register(message, peer, now)
+            if not self.offenders.may_answer(channel, peer, now):
+                return []
             return [Send(channel, peer, m.Reject("this is the data port of the run: --connect takes its control port"))]
         session = getattr(message, "session", None)
         node = self.members.by_session(session)
         if node is None:
-            if not isinstance(session, m.SessionId):
+            if not isinstance(session, m.SessionId) or not self.offenders.may_answer(channel, peer, now):
                 return []
             return [Send(channel, peer, m.Stale(session, type(message).__name__, over=True))]
         return self._of_node(node, message, payload, channel, peer, now)
+
+    def _refused(self, channel: str, peer: bytes, error: WireError, now: float) -> list[Event]:
+        """Says once a minute that a peer sends what is no message of ours, and answers as long as it may be reading."""
+        events: list[Event] = []
+        if self.offenders.refuse(channel, peer, now):
+            what = f"a message was refused: {error} ({self.offenders.refused} so far)"
+            events.append(NodeNews("coordinator", "", what, log=True))
+        if self.offenders.may_answer(channel, peer, now):
+            events.append(Send(channel, peer, m.Reject(str(error))))
+        return events
 
     def _of_node(
         self, node: Node, message: m.Message, payload: memoryview, channel: str, peer: bytes, now: float
@@ -56,6 +72,8 @@ class Dispatch:
         try:
             if channel == DATA:
                 return self._on_data(node, message, payload, peer, now)
+            if peer != node.control.peer:
+                raise StaleError(f"{type(message).__name__} from another connection than {node.name}'s")
             events += self.members.heard(node, now, busy=self.scheduler.busy(node.name))
             return events + self.members.on_control(node, message, self.scheduler.in_work(node.name))
         except StaleError as error:
@@ -79,8 +97,8 @@ class Dispatch:
                 return self.joining.loaded(node, message)
             case m.CanaryAnswer():
                 return [*self.joining.canary(node, message), *downloads.adapters_to(node, now)]
-            case m.Progress(message=sentence):
-                return [news_of(node, sentence)]
+            case m.Progress(message=words):
+                return [news_of(node, sentence(words))]
             case m.Fault():
                 return self._on_fault(node, message)
             case m.LeafAnswer():
@@ -112,5 +130,5 @@ class Dispatch:
             return nonfinite_leaf(node, message, self.scheduler)
         if node.state is NodeState.LOADING:
             kind = ConfigError if message.kind == "config" else NodeError
-            return self.members.turn_away(node, kind(f"{node.name}: {message.message}"))
-        return self.members.restart_worker(node, message.message)
+            return self.members.turn_away(node, kind(f"{node.name}: {sentence(message.message)}"))
+        return self.members.restart_worker(node, sentence(message.message))

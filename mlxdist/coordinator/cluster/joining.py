@@ -13,11 +13,13 @@ from mlxdist.coordinator.cluster.settings import ClusterSettings
 from mlxdist.coordinator.config.hosts import NAME
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import messages as m
-from mlxdist.protocol.errors import WireError
+from mlxdist.protocol.errors import StaleError, WireError
 from mlxdist.protocol.numerics import CANARY_TIMES, WORKER_ENVIRONMENT
 from mlxdist.protocol.states import NodeEvent, NodeState
 from mlxdist.protocol.transport import CONTROL
+from mlxdist.protocol.untrusted import quoted
 
+MOST_ELEMENTS = 2**33  # of an adapter: 32 GiB
 RIVAL_BEATS = 2  # of the first supervisor, after which a second one of its name is refused
 
 
@@ -54,6 +56,8 @@ class Joining:
                 return events  # it asks again; by then the first one has sent a beat or not
             events += members.lose(known, NodeEvent.LOST, "its supervisor was restarted")
         if known is None or known.gone:
+            if known is None and not members.room():
+                return [*events, Send(CONTROL, peer, m.Reject("too many nodes take part or did: start another run"))]
             if too_large := self.settings.memory.refusal(message.name, message.host):
                 news = NodeNews(message.name, "refused", too_large.removeprefix(f"{message.name} "))
                 return [*events, news, Send(CONTROL, peer, m.Reject(too_large))]
@@ -103,6 +107,8 @@ class Joining:
         """Takes a worker's first message on its data connection. Raises MismatchError for other package versions."""
         if node.worker.data == peer and node.state is NodeState.LOADING:
             return []  # said again while the welcome was on its way
+        if node.worker.data is not None and node.worker.data != peer:
+            raise StaleError("Hello from another connection than the worker's")
         if node.worker.data is not None:
             return self.members.start_again(node, "its worker said hello again", now)
         node.move(NodeEvent.WORKER_HELLO)
@@ -114,6 +120,8 @@ class Joining:
         """Takes a worker's description of its model. Raises MismatchError for another model than the first one's."""
         if node.state is not NodeState.LOADING:
             raise WireError("a model was loaded twice")
+        if self.introduction is None and manifests.size(message.manifest) > MOST_ELEMENTS:
+            raise WireError(f"an adapter of more than {MOST_ELEMENTS} elements")
         self.introduction = self.introduction or message
         check_model(node.name, self.introduction, message)
         return [to_worker(node, m.Canary(node.session))]
@@ -130,9 +138,9 @@ class Joining:
 def refusal(message: m.Register) -> str:
     """The reason to refuse a supervisor, as far as its message alone tells; else empty."""
     if message.protocol != m.PROTOCOL_VERSION:
-        theirs = f"{message.name} speaks protocol {message.protocol}, the coordinator {m.PROTOCOL_VERSION}"
+        theirs = f"{quoted(message.name)} speaks protocol {message.protocol}, the coordinator {m.PROTOCOL_VERSION}"
         return f"{theirs}: install the same mlxdist on both"
     if not NAME.fullmatch(message.name):  # it names a log file
         allowed = "letters, digits, points, dashes, underscores"
-        return f"a node cannot be named {message.name[:80]!r}: --name takes {allowed}"
+        return f"a node cannot be named '{quoted(message.name, 80)}': --name takes {allowed}"
     return ""

@@ -6,7 +6,9 @@ A node has one supervisor and one worker at a time. Every worker gets a session 
 before it counts. Each call is about one node and returns what follows from it. Times are monotonic seconds.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from secrets import token_hex
 
 from mlxdist.coordinator.cluster.events import Event, Lost, NodeNews, Send, news_of, to_supervisor
 from mlxdist.coordinator.cluster.node import Node
@@ -15,11 +17,19 @@ from mlxdist.coordinator.memory.node_memory import at_work
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import MlxdistError, NodeError, WireError
 from mlxdist.protocol.leaves import Leaf
+from mlxdist.protocol.limits import LINE_CHARS
 from mlxdist.protocol.states import NodeEvent, NodeState
 from mlxdist.protocol.transport import CONTROL, DATA
+from mlxdist.protocol.untrusted import quoted, sentence
 
 SILENT_BEATS = 1.5  # beats without a word after which the connection is tried
+MOST_NODES = 512  # by name, those that are gone included
+TAIL_LINES = 20  # of a worker that ended, in a sentence
 EARLY_EXITS = 3  # workers in a row that ended before they were ready: the node is given up
+
+
+def _random_bits() -> str:
+    return token_hex(16)
 
 
 @dataclass
@@ -31,7 +41,7 @@ class Membership:
     given_up: dict[str, MlxdistError] = field(default_factory=dict)
     quarantined: dict[str, str] = field(default_factory=dict)  # the reason by name: not admitted again
     over: bool = False
-    _sessions: int = 0
+    draw: Callable[[], str] = _random_bits
 
     def by_session(self, session: object) -> Node | None:
         """The node that a message belongs to, if it still takes part."""
@@ -41,10 +51,23 @@ class Membership:
         """The node whose worker has this data connection, if it still takes part."""
         return next((node for node in self.nodes.values() if node.worker.data == peer and not node.gone), None)
 
+    def by_peer(self, channel: str, peer: bytes) -> Node | None:
+        """The node that has this connection, if it still takes part."""
+        if channel == DATA:
+            return self.by_data(peer)
+        return next((node for node in self.nodes.values() if node.control.peer == peer and not node.gone), None)
+
     def new_session(self) -> m.SessionId:
         """A session that no worker had."""
-        self._sessions += 1
-        return m.SessionId(self.settings.run, self.settings.incarnation, self._sessions)
+        return m.SessionId(self.settings.run, self.settings.incarnation, self.draw())
+
+    def room(self) -> bool:
+        """Makes room for one more name where there are many: the node that is gone longest is forgotten."""
+        if len(self.nodes) >= MOST_NODES:
+            gone = [name for name, node in self.nodes.items() if node.gone and name not in self.settings.launched]
+            for name in gone[:1]:
+                del self.nodes[name]
+        return len(self.nodes) < MOST_NODES
 
     @property
     def hopeless(self) -> MlxdistError | None:
@@ -73,9 +96,9 @@ class Membership:
             case m.Heartbeat(worker_pid=pid):
                 return [to_supervisor(node, m.HeartbeatAck(node.session)), *self._look_at_worker(node, pid, leaf)]
             case m.Log(lines=lines):
-                return [NodeNews(node.name, node.state.value, line, log=True) for line in lines]
+                return [NodeNews(node.name, node.state.value, quoted(line, LINE_CHARS), log=True) for line in lines]
             case m.WorkerExit(cause=cause, tail=tail):
-                return self._worker_ended(node, cause, tail, leaf)
+                return self._worker_ended(node, sentence(cause), tail, leaf)
             case m.Leave():
                 return self.lose(node, NodeEvent.BYE, "left", blame=False)
             case _:
@@ -96,7 +119,7 @@ class Membership:
         if node.worker.ended:  # it was told to, and its leaves were given to others then
             return []
         cause += at_work(cause, leaf, self.settings.spec.segment_size)
-        last = "\n".join(f"  | {line}" for line in tail)
+        last = "\n".join(f"  | {quoted(line, 1000)}" for line in tail[-TAIL_LINES:])
         with_tail = cause + (f"; its last lines:\n{last}" if last else "")
         if node.state in (NodeState.CONNECTING, NodeState.LOADING):
             node.early_exits += 1
@@ -187,6 +210,11 @@ class Membership:
         events = self.lose(node, NodeEvent.CONNECTION_LOST, reason, blame=False)
         node.start_session(self.new_session(), now)
         return [*events, over]
+
+    def cut_off(self, node: Node, reason: str) -> list[Event]:
+        """Ends the node's session. It may register again."""
+        over = to_supervisor(node, m.Stale(node.session, reason, over=True))
+        return [*self.lose(node, NodeEvent.LOST, reason, "its session is over", blame=False), over]
 
     def restart_worker(self, node: Node, reason: str) -> list[Event]:
         """Has the supervisor start another worker: this one is of no use."""

@@ -57,11 +57,3 @@ def build(values: Mapping[str, Any]) -> RunConfig:
             inner = {key.removeprefix(f"{name}."): value for key, value in values.items() if key.startswith(f"{name}.")}
             top[name] = hint(**inner)
     return RunConfig(**top)
-
-
-def value_at(config: RunConfig, key: str) -> Any:
-    """Returns the value of the dotted `key`."""
-    value: Any = config
-    for part in key.split("."):
-        value = getattr(value, part)
-    return value

@@ -23,6 +23,8 @@ NotNegative = Annotated[float, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]  # 0 and 1 included
 Part = Annotated[float, Meta(ge=0, lt=1)]  # 1 excluded
 
+WARMUP_SHARE = 0.1  # of the run, for warmup_steps = "auto"
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
@@ -33,7 +35,7 @@ class DataConfig:
     valid_fraction: Part = 0.0  # share of the training rows set apart for validation; 0 = none
     columns: Mapping[str, str | tuple[str, ...]] = field(
         default_factory=dict
-    )  # our name = the file's, or a list joined
+    )  # our name = the file's; a list is joined
     train_on: Literal["last", "all", "everything"] = "last"  # messages: last or all assistant turns, or every token
     plain_text: Literal["auto", "chat", "raw"] = "auto"  # prompts and responses of text; chat: as turns of the template
     append_eos: bool = True  # one end token after completions and preference responses
@@ -81,7 +83,7 @@ class TrainConfig:
 
     steps: Count | None = 100  # optimizer updates; None when epochs or max_hours says it
     epochs: Positive | None = None  # times through the data, instead of steps
-    max_hours: Positive | None = None  # hours of training, instead of steps
+    max_hours: Positive | None = None  # hours of training in all sessions, instead of steps; the schedule follows them
     learning_rate: Annotated[float, Meta(gt=0, le=1)] = 2e-4  # peak; dpo, kto: 5e-5
     schedule: Literal["constant", "linear", "cosine"] = "constant"  # after the warmup; dpo, kto: cosine
     warmup_steps: CountOrOff | Literal["auto"] = 0  # linear, from the first step on; "auto" = a tenth, as for dpo, kto
@@ -134,7 +136,7 @@ class TimingConfig:
     progress_factor: Positive = 10.0  # … and this many times the usual time of its leaf; then it is restarted
     copy_factor: Positive = 2.0  # times the expected time of an assignment; then an idle node computes it as well
     restart_seconds: Positive = (
-        1.0  # before a worker that ended is started again; doubled each time, up to 60 times as long
+        1.0  # before an ended worker is started again; doubled each time, up to 60 times as long
     )
     start_timeout: Positive = 600.0  # seconds for all nodes to be ready; then min_nodes are enough
     stop_seconds: Positive = 10.0  # between asking a process to end and killing it
@@ -157,7 +159,10 @@ class RunConfig:
 
 
 def warmup_steps(train: TrainConfig, total_steps: int) -> int:
-    """Returns the warmup of a run of `total_steps`: for "auto" a tenth of them, rounded up as Hugging Face does."""
+    """Returns the warmup of a run of `total_steps`: for "auto" a tenth of them, rounded up as Hugging Face does.
+
+    A run limited by time warms up over `WARMUP_SHARE` of its hours instead, see `schedule.learning_rate_by_time`.
+    """
     return -(-total_steps // 10) if train.warmup_steps == "auto" else train.warmup_steps
 
 

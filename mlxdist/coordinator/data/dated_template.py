@@ -4,7 +4,7 @@ transformers gives a template its clock, `strftime_now`, and takes no other. So 
 the template's text; it writes the moment in whatever form the template asks for.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -16,9 +16,10 @@ _ANOTHER = timedelta(days=1234, hours=7, minutes=7, seconds=7)  # to a moment th
 
 @dataclass
 class DatedTemplate:
-    """`apply_chat_template` of `tokenizer`, whose template asks for the date, at `moment`."""
+    """`apply`, which renders the template of `tokenizer` that asks for the date, at `moment`."""
 
     tokenizer: Any  # mlx-lm's wrapper, whose template is replaced
+    apply: Callable[..., str]
     moment: datetime
     writes: bool = False  # True where a conversation showed the moment
 
@@ -29,10 +30,10 @@ class DatedTemplate:
 
     def __call__(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> str:
         """The conversation as the model reads it."""
-        text = str(self.tokenizer.apply_chat_template(messages, **kwargs))
+        text = str(self.apply(messages, **kwargs))
         if not self.writes and self._is_new(messages, kwargs):
             self._set(self.moment + _ANOTHER)
-            self.writes = str(self.tokenizer.apply_chat_template(messages, **kwargs)) != text
+            self.writes = str(self.apply(messages, **kwargs)) != text
             self._set(self.moment)
         return text
 

@@ -67,14 +67,15 @@ def encoding_of(config: RunConfig, moment: datetime | None = None) -> Encoding:
 
     `moment`: the date for a template that writes one; None: now.
     """
+    from mlxdist.coordinator.encode.limited_template import limited_apply
     from mlxdist.coordinator.encode.tokenizer import hub_tokenizer, load
 
     given = config.data.chat_template
     text = Path(given).read_text(encoding="utf-8") if given and "{" not in given and "\n" not in given else given
     wrapper = load(config.model, text)
-    apply = wrapper.apply_chat_template if wrapper.has_chat_template else None
+    apply = limited_apply(wrapper) if wrapper.has_chat_template else None
     if apply is not None and asks_for_the_date(wrapper.chat_template):
-        apply = DatedTemplate(wrapper, moment or datetime.now())
+        apply = DatedTemplate(wrapper, apply, moment or datetime.now())
     switches = switches_of(getattr(wrapper, "chat_template", None))
     template = ChatTemplate(apply, config.data.chat_template_kwargs, switches)
     tokenizer = hub_tokenizer(wrapper, wrapper.eos_token_ids)

@@ -80,13 +80,10 @@ def turn(whole: Conversation, place: int) -> Turn:
     return Turn(start, end, before, None if last else whole.text[:end])
 
 
-def own_words(whole: Conversation, place: int, least: int = 0) -> int:
-    """The first character of a turn's own words: up to it the render is the same with other words in the turn.
-
-    Words that changed the render before `least`, where an earlier turn is, say nothing of this one.
-    """
-    found = (common_prefix(whole.text, each.text) for each in _rewordings(whole, place))
-    return next((start for start in found if start >= least), len(whole.text))
+def own_words(whole: Conversation, place: int) -> int:
+    """The first character of a turn's own words: up to it the render is the same with other words in the turn."""
+    other = next(_rewordings(whole, place), None)
+    return len(whole.text) if other is None else common_prefix(whole.text, other.text)
 
 
 def _start(whole: Conversation, place: int) -> tuple[str, int]:
@@ -98,7 +95,7 @@ def _start(whole: Conversation, place: int) -> tuple[str, int]:
         return prompt, len(prompt)
     shared, closed = common_prefix(whole.text, prompt), len(whole.part(place))
     if prompt and shared >= closed > 0:
-        start = max(_before_tag(whole.text[: min(shared, own_words(whole, place, closed))]), closed)
+        start = max(_before_tag(whole.text[: min(shared, own_words(whole, place))]), closed)
         return (prompt if start == shared else whole.text[:start]), start
     start = _after_header(whole, place, prompt)
     return whole.text[:start], start
@@ -117,7 +114,7 @@ def _after_header(whole: Conversation, place: int, prompt: str) -> int:
     the turn's own words, where the turn starts if it is not there.
     """
     before, nearest = whole.part(place), _behind_words(whole, place - 1, 0)
-    own = own_words(whole, place, nearest or 0)
+    own = own_words(whole, place)
     if nearest is None or not before or not prompt.startswith(before):
         return own
     header = prompt[len(before) :]
@@ -167,7 +164,7 @@ def _end(whole: Conversation, place: int, start: int) -> int:
 def _behind_words(whole: Conversation, place: int, start: int) -> int | None:
     """The end of a message with what closes it, found by other words in it; None where that changes what follows.
 
-    A template may repeat a function's name in the tool's answer: such words say nothing.
+    Words that change what follows, such as a call that a tool's answer repeats, say nothing of the end.
     """
     loose = None
     for other in _rewordings(whole, place):
@@ -213,20 +210,16 @@ def _rewordings(whole: Conversation, place: int) -> Iterator[Reworded]:
 def _variants(message: Message, word: str) -> Iterator[Message]:
     reworded = {**message, "content": word, **{key: word for key in REASONING if message.get(key)}}
     calls = message.get("tool_calls")
-    if calls:
-        for name in (word, None):
-            yield {**reworded, "tool_calls": [_reworded_call(call, word, name) for call in calls]}
+    if calls:  # their names stay: a template may write them elsewhere, too
+        functions = [{**call["function"], "arguments": {word: word}} for call in calls]
+        changed = [{**call, "function": function} for call, function in zip(calls, functions, strict=True)]
+        yield {**reworded, "tool_calls": changed}
     yield reworded
     if calls:  # a template may refuse words in more than one field, and show none but the call's
-        yield {**message, "tool_calls": [_reworded_call(call, word, None) for call in calls]}
+        yield {**message, "tool_calls": changed}
     plain = {"role": message["role"], "content": word}
     if plain != reworded:
         yield plain
-
-
-def _reworded_call(call: Mapping[str, Any], word: str, name: str | None) -> dict[str, Any]:
-    function = call["function"]
-    return {**call, "function": {**function, "name": name or function["name"], "arguments": {word: word}}}
 
 
 def _check_shown(whole: Conversation, place: int, text: str) -> None:
@@ -252,5 +245,5 @@ def _left_out(place: int, fields: Sequence[str] = ()) -> str:
 
 
 def common_suffix(left: str, right: str) -> int:
-    """How many characters at the end are the same in both."""
+    """Returns the number of characters at the end that are the same in both."""
     return common_prefix(left[::-1], right[::-1])

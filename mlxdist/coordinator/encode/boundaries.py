@@ -1,4 +1,4 @@
-"""Where a prompt ends and its response begins, in tokens. Ids in, ids and boundaries out; no text, no tokenizer.
+"""The boundary of a prompt and its response, in tokens. Ids in, ids and boundaries out; no text, no tokenizer.
 
 Shapes: T tokens of a row. A boundary is the number of tokens before the response.
 """
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 
 def common_prefix(left: Sequence[object], right: Sequence[object]) -> int:
-    """How many items from the first on are the same in both: ids, messages or characters."""
+    """Returns the number of items from the first on that are the same in both: ids, messages or characters."""
     shorter = min(len(left), len(right))
     if left[:shorter] == right[:shorter]:  # the usual case: one is the start of the other
         return shorter

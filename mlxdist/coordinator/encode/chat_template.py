@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from mlxdist.coordinator.encode.messages import Message, Messages, last_assistant
-from mlxdist.coordinator.encode.row_errors import RowError
+from mlxdist.coordinator.encode.row_errors import RowError, TemplateLimitError
 from mlxdist.protocol.errors import DataError
 
 NO_TEMPLATE = (
@@ -45,7 +45,7 @@ class ChatTemplate:
         return self._call(messages, add_generation_prompt, {**self.kwargs, **kwargs})
 
     def closes(self, messages: Messages) -> bool:
-        """Whether the template writes something behind the assistant turn that ends a conversation.
+        """Returns True if the template writes something behind the assistant turn that ends a conversation.
 
         Asked once and then true of every row, whatever its last turn holds. `messages` is asked with where the
         template refuses a question and its answer.
@@ -85,6 +85,8 @@ class ChatTemplate:
         try:
             text = self.apply(list(messages), tokenize=False, add_generation_prompt=add_generation_prompt, **kwargs)
         except Exception as error:  # a template is a program of its own and raises what it likes
+            if isinstance(error, TemplateLimitError):  # and the next row would take as long
+                raise DataError(f"the chat template is stopped: {error}; set data.chat_template to another") from error
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise RowError(f"the chat template refuses this conversation: {reason}") from error
         return str(text)
@@ -130,17 +132,25 @@ CALL_FORMS: Sequence[Callable[[Message], Message]] = tuple(
 )
 
 
+def _not_computed(*values: object) -> None:
+    raise ValueError("the value is not constant")
+
+
 def switches_of(source: object) -> tuple[str, ...]:
     """The names that a Jinja template reads besides the conversation: what chat_template_kwargs can set.
 
     `source` is the template's text; for anything else, or text that cannot be parsed, the usual names.
     """
-    from jinja2 import Environment, TemplateSyntaxError, meta, nodes
+    from jinja2 import TemplateSyntaxError, meta, nodes
+    from jinja2.sandbox import SandboxedEnvironment
 
     if not isinstance(source, str):
         return USUAL_SWITCHES
     plain = re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", source)  # a tag that transformers adds
-    environment = Environment(extensions=["jinja2.ext.loopcontrols"])
+    environment = SandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"])
+    # Looking for names computes constants, and "x" * 4000000000 is one: no operator or filter is computed here.
+    environment.intercepted_binops = frozenset(environment.binop_table)
+    environment.filters = dict.fromkeys(environment.filters, _not_computed)
     try:
         tree = environment.parse(plain)
     except TemplateSyntaxError:

@@ -14,7 +14,7 @@ from mlxdist.coordinator.encode.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Encoding:
-    """How rows of a run become tokens."""
+    """The tokenizer, template and settings by which rows of a run become tokens."""
 
     config: RunConfig
     tokenizer: Tokenizer
@@ -29,7 +29,7 @@ class Encoding:
 
     @property
     def bos(self) -> list[int]:
-        """What goes in front of every row: the BOS, or nothing."""
+        """The tokens in front of every row: the BOS, or none."""
         return [] if self.tokenizer.bos_id is None else [self.tokenizer.bos_id]
 
     @property
@@ -38,7 +38,7 @@ class Encoding:
         return self.config.batch.max_length - len(self.bos)
 
     def without_bos(self, ids: Sequence[int]) -> int:
-        """How many BOS the ids begin with: a template or a text may bring its own, and there is to be one."""
+        """Returns the number of BOS that the ids begin with: a template or a text may bring its own."""
         if self.tokenizer.bos_id is None:
             return 0
         return next((place for place, token in enumerate(ids) if token != self.tokenizer.bos_id), len(ids))

@@ -175,6 +175,6 @@ def _keys(messages: Messages) -> list[tuple[str, str, str]]:
 
 
 def _key(message: Mapping[str, Any]) -> tuple[str, str, str]:
-    """What makes two messages the same: ids and other fields apart."""
+    """The parts by which two messages are the same: ids and other fields do not count."""
     calls = [call["function"] for call in message.get("tool_calls", ())]
     return message["role"], message["content"].strip(), repr(calls) if calls else ""

@@ -19,7 +19,7 @@ def label_of(value: object) -> bool:
 
 
 def is_label(value: object) -> bool:
-    """Whether `value` could be a KTO label."""
+    """Returns True if `value` could be a KTO label."""
     try:
         label_of(value)
     except RowError:

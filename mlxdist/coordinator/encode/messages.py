@@ -1,4 +1,4 @@
-"""What a row's fields may hold: texts and conversations, checked before anything is rendered.
+"""The values of a row's fields: texts and conversations, checked before anything is rendered.
 
 Every function raises RowError with a reason that names the field.
 """

@@ -30,7 +30,7 @@ class Tally:
         self.times.update(remarks)
 
     def sentences(self, n_rows: int) -> list[str]:
-        """What is to be said of a file of `n_rows` rows, at most one sentence per kind."""
+        """Returns the sentences on a file of `n_rows` rows, at most one per kind."""
         makers = (self._unused, self._changed, self._repeated, self._unread, self._marks)
         return [said for make in makers if (said := make(n_rows))]
 

@@ -8,6 +8,10 @@ from mlxdist.protocol.errors import DataError
 SHOWN = 10
 
 
+class TemplateLimitError(Exception):
+    """A chat template that makes too much text, or takes too long."""
+
+
 class RowError(Exception):
     """A row that cannot be trained on; its text is the reason, to follow "file:line: ". ingest makes a Fault of it.
 

@@ -108,7 +108,7 @@ def _inserted(whole: Conversation, place: int, found: Turn, content: str) -> str
     text = whole.text[found.start : found.end]
     if content in text and not whole.messages[place].get("tool_calls"):
         return text[: text.index(content)].strip()
-    return whole.text[found.start : own_words(whole, place, found.start)].strip()
+    return whole.text[found.start : own_words(whole, place)].strip()
 
 
 def _cure(whole: Conversation, place: int, template: ChatTemplate, change: str, cured: Callable[[str], bool]) -> str:

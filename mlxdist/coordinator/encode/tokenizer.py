@@ -1,11 +1,13 @@
 """The model's tokenizer, read without its parameters, and what the row level must know of it."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from mlxdist.protocol.errors import ConfigError
+from mlxdist.protocol.untrusted import CODE_FILES, refuse_own_code
 
 
 class Encoder(Protocol):
@@ -36,7 +38,7 @@ class Tokenizer(Encoder, Protocol):
 
     @property
     def pad_id(self) -> int:
-        """What fills a padded row."""
+        """The token that fills a padded row."""
         ...
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -66,7 +68,7 @@ class HubTokenizer:
         """The ids of many texts; a fast tokenizer uses every core."""
         if not texts:
             return []
-        if self.hf.is_fast:  # past the wrapper, which makes lists of masks that nobody reads
+        if self.hf.is_fast:  # past the wrapper, which makes lists of masks that nothing reads
             encoded = self.hf.backend_tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
             return [each.ids for each in encoded]
         return [self.hf.encode(text, add_special_tokens=False) for text in texts]
@@ -89,18 +91,28 @@ def hub_tokenizer(hf: Any, eos_ids: Sequence[int] = ()) -> HubTokenizer:
     return HubTokenizer(hf, bos if puts_bos else None, eos, ends, pad)
 
 
+def read_json(path: Path) -> Any:
+    """Returns what a JSON file of a model holds; None where there is no such file. Raises ValueError for no JSON."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
 def load(model: str, chat_template: str = "") -> Any:
     """mlx-lm's tokenizer wrapper of a model folder or hub id, with the end tokens that mlx-lm generates by.
 
     Of a hub id only the tokenizer's and configuration's files are fetched. `chat_template`: the text of a Jinja
-    template instead of the tokenizer's own. Takes about 2 s. Raises ConfigError naming a model without a tokenizer.
+    template instead of the tokenizer's own. Takes about 2 s. Raises ConfigError naming a model without a tokenizer, or
+    one that brings code of its own: that is never run.
     """
-    from mlx_lm.utils import load_config, load_tokenizer
+    from mlx_lm.utils import _download, load_config, load_tokenizer
 
-    extra = {"chat_template": chat_template} if chat_template else {}
+    extra: dict[str, Any] = {"trust_remote_code": False, **({"chat_template": chat_template} if chat_template else {})}
     try:
+        folder = _download(model, allow_patterns=["*.json"])
+        refuse_own_code(model, {name: read_json(folder / name) for name in CODE_FILES})
         wrapper = load_tokenizer(model, extra)
         ends = load_config(Path(wrapper.name_or_path)).get("eos_token_id")  # where the files of a hub id lie, too
+    except ConfigError:
+        raise
     except Exception as error:  # whatever transformers and the hub raise: the reader needs the model's name
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(

@@ -7,9 +7,12 @@ import zmq
 
 from mlxdist.protocol.errors import ConfigError
 from mlxdist.protocol.transport import CONTROL, DATA, Parcel
-from mlxdist.protocol.wire import MAX_PAYLOAD
+from mlxdist.protocol.wire import Frames
 
-BATCH = 256  # messages taken from a port before the other one is looked at
+BATCH = 256  # messages taken from a port before the other one is looked at, …
+BATCH_BYTES = 8 << 20  # … or about so many bytes
+MOST_QUEUED = 16  # messages that wait of one peer; then TCP makes it wait
+MOST_FRAME = 2 << 20  # bytes: no message to the coordinator has a longer frame; blocks have 1 MiB
 
 # A node that vanished leaves a connection that is open at this end only. One with nothing under way is
 # found by the keepalive, one with unacknowledged blocks by the retry limit (Linux; macOS gives up by itself, later).
@@ -53,7 +56,8 @@ class RouterHub:
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         # A node that comes back after a half-open connection must not be refused for its own name.
         router.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        router.setsockopt(zmq.MAXMSGSIZE, MAX_PAYLOAD)
+        router.setsockopt(zmq.MAXMSGSIZE, MOST_FRAME)
+        router.setsockopt(zmq.RCVHWM, MOST_QUEUED)
         router.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_SECONDS * 1000)
         router.setsockopt(zmq.TCP_MAXRT, RETRY_SECONDS * 1000)
         for option, value in KEEPALIVE.items():
@@ -75,12 +79,16 @@ class RouterHub:
         for channel, router in self._sockets.items():
             if router not in ready:
                 continue
+            taken = 0
             for _ in range(BATCH):
                 try:
-                    peer, *frames = router.recv_multipart(zmq.NOBLOCK, copy=False)
+                    peer, frames = _receive(router)
                 except zmq.Again:
                     break
-                arrived.append(Parcel(channel, peer.bytes, [frame.buffer for frame in frames]))
+                arrived.append(Parcel(channel, peer, frames))
+                taken += sum(map(len, frames))
+                if taken > BATCH_BYTES:
+                    break
         return arrived
 
     def send(self, parcel: Parcel) -> bool:
@@ -106,3 +114,15 @@ class RouterHub:
         self._context.term()
         self._wake_up.close()
         self._woken.close()
+
+
+def _receive(router: "zmq.Socket[bytes]") -> tuple[bytes, Frames]:
+    """One message and its peer; of more frames than a message of ours has, the rest is dropped one by one."""
+    frames: list[memoryview] = []
+    frame = router.recv(zmq.NOBLOCK, copy=False)
+    peer = frame.bytes
+    while frame.more:
+        frame = router.recv(zmq.NOBLOCK, copy=False)
+        if len(frames) < 4:
+            frames.append(frame.buffer)
+    return peer, frames

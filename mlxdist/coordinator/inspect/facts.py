@@ -5,7 +5,7 @@ Lengths are in tokens, or in characters when no model was named.
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Any
 
@@ -105,10 +105,6 @@ class Inspection:
     notes: list[str]
     faults: list[dict[str, Any]]  # of each faulty row: where, reason
     refused: list[str]  # why a run would not start
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns everything as plain values."""
-        return asdict(self)
 
 
 def file_facts(split: str, file: ReadFile, config: RunConfig) -> FileFacts:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ def show_inspection(path: str, model: str, options: InspectOptions, console: Con
 
         facts = examine(splits, encoding, unit="tokens" if tokenized else "characters", progress=progress)
     if options.as_json:
-        console.out(json.dumps(facts.as_json(), ensure_ascii=False, indent=2), highlight=False)
+        console.out(json.dumps(asdict(facts), ensure_ascii=False, indent=2), highlight=False)
     else:
         print_inspection(facts, console)
     return 2 if facts.refused else 0

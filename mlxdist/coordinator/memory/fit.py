@@ -4,7 +4,6 @@ The choice goes by the memory that is free now, so that a Mac with a browser ope
 memory that the machine may use at all, because programs can be closed.
 """
 
-import json
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +28,6 @@ from mlxdist.coordinator.memory.prediction import (
     model_shape,
     peak,
 )
-from mlxdist.coordinator.storage.run_folder import RunFolder
 from mlxdist.protocol.budget import GB, WORKER_BYTES, format_bytes, limit_bytes, usable_bytes
 from mlxdist.protocol.errors import ConfigError
 from mlxdist.protocol.leaves import leaf_width
@@ -174,14 +172,14 @@ def with_settings(config: RunConfig, settings: MemorySettings) -> RunConfig:
     return replace(config, memory=replace(memory, segment_size=cast(Any, size), head_chunk=chunk))
 
 
-def kept_settings(folder: RunFolder, config: RunConfig) -> RunConfig:
-    """Returns `config` with the values that "auto" had when the run in `folder` began: others would give other bits."""
-    try:
-        before = json.loads(folder.config.read_text(encoding="utf-8"))["memory"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return config  # resume_notes reports what is wrong with the file
-    auto = {key: before[key] for key in ("segment_size", "head_chunk") if getattr(config.memory, key) == "auto"}
-    return replace(config, memory=replace(config.memory, **auto))
+def kept_settings(before: Mapping[str, Any], config: RunConfig) -> RunConfig:
+    """Returns `config` with the values that "auto" had when a run began: others would give other bits.
+
+    `before`: the settings of that run by dotted key.
+    """
+    auto = [key for key in ("segment_size", "head_chunk") if getattr(config.memory, key) == "auto"]
+    kept = {key: before[f"memory.{key}"] for key in auto if f"memory.{key}" in before}
+    return replace(config, memory=replace(config.memory, **kept))
 
 
 def _unpredicted(config: RunConfig, why: str) -> Fitted:

@@ -4,7 +4,6 @@ Names in the files may differ from those in mlx-lm's model, which renames and st
 the names in the files.
 """
 
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from mlxdist.coordinator.config.schema import LoraConfig
+from mlxdist.coordinator.storage.run_folder import read_json
 from mlxdist.protocol.errors import ConfigError
 from mlxdist.protocol.lora_targets import OTHER_SENSES, is_target
 from mlxdist.protocol.ranks import Module, ranks
@@ -63,20 +63,48 @@ def find_model(model: str) -> Path | None:
     return Path(found).parent if isinstance(found, str) else None
 
 
-def read_model(folder: Path) -> ModelFiles:
-    """Returns the configuration and the tensors in `folder`, without those for images.
+def files_of(model: str) -> ModelFiles | None:
+    """Returns the files of a model, by folder or hub id; None when they are not on this machine.
 
     Raises ConfigError for a file that cannot be read.
     """
+    folder = find_model(model)
+    return read_model(folder) if folder is not None else None
+
+
+def read_model(folder: Path) -> ModelFiles:
+    """Returns the configuration and the tensors in `folder`, without those for images.
+
+    Opening a safetensors file compares its size, and the offsets of its tensors, with its header.
+
+    Raises ConfigError for a file that cannot be read or is cut, and for one of several that is missing.
+    """
     path, tensors = folder / "config.json", dict[str, Tensor]()
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = read_json(path)
         for path in sorted(folder.glob("model*.safetensors")):
             tensors.update(_header(path))
+        path = folder / "model.safetensors.index.json"
+        if tensors and path.exists():
+            _check_shards(path)
     except (OSError, ValueError, SafetensorError) as error:
         raise ConfigError(f"{path}: cannot be read ({error}); fetch the model again") from error
     text = {name: tensor for name, tensor in tensors.items() if OTHER_SENSES.isdisjoint(name.split("."))}
     return ModelFiles(config, text)
+
+
+def _check_shards(index: Path) -> None:
+    """Raises ValueError where some files of the index are there, and others are not.
+
+    A model that was converted may still have the index of the old one, of whose files none is there.
+    """
+    weights = read_json(index).get("weight_map")
+    if not isinstance(weights, dict):
+        raise ValueError("it has no weight_map")
+    names = {str(name) for name in weights.values()}
+    missing = sorted(name for name in names if not (index.parent / name).is_file())
+    if missing and len(missing) < len(names):
+        raise ValueError(f"it names {missing[0]}, which is missing")
 
 
 def _header(path: Path) -> Iterator[tuple[str, Tensor]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxdist.coordinator.config.schema import LoraConfig
+from mlxdist.coordinator.memory.prediction import ADAPTER_BYTES
 from mlxdist.protocol.errors import ConfigError
 from mlxdist.protocol.lora_targets import (
     ALL_LINEAR,
@@ -20,8 +21,6 @@ from mlxdist.protocol.lora_targets import (
     target_modules,
 )
 from mlxdist.protocol.ranks import ranks
-
-ADAPTER_BYTES = 4  # an adapter is float32
 
 
 class UnloadableError(ConfigError):

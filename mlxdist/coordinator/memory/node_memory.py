@@ -1,5 +1,6 @@
 """The memory that a node needs, and the refusal of a node that does not have it."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -7,6 +8,7 @@ from mlxdist.coordinator.memory.prediction import LeafSize, MemorySettings, Mode
 from mlxdist.protocol.budget import WORKER_BYTES, cure, describe_leaf, format_bytes, usable_bytes
 from mlxdist.protocol.leaves import Leaf
 
+MEMORY = re.compile("[0-9]{1,18}")  # bytes, as a host reports them
 MAY_BE_MEMORY = ("SIGKILL", "SIGABRT", "SIGSEGV")  # signals that end a worker when memory runs out
 
 
@@ -82,7 +84,7 @@ class NodeMemory:
         None when it can, or when its memory or the need is not known.
         """
         total, system = host.get("memory_bytes", ""), host.get("system", "").partition(" ")[0]
-        limit = self.limits.get(name) or (usable_bytes(int(total), system) if total.isdecimal() else 0)
+        limit = self.limits.get(name) or (usable_bytes(int(total), system) if MEMORY.fullmatch(total) else 0)
         fault = self.need.refusal(limit) if self.need is not None and limit else None
         return fault and f"{name} {fault}"
 

@@ -29,7 +29,7 @@ from mlxdist.protocol.vectors import Vector
 
 PLACES = 8  # rows of a leaf at fault that are named by file and line
 
-RowInputs = dict[int, dict[str, tuple[float, ...]]]  # by leaf and column
+LeafInputs = dict[int, dict[str, tuple[float, ...]]]  # the row inputs of each leaf, by leaf and column
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def per_token(columns: Columns, leaves: Iterable[Leaf], spec: MethodSpec) -> dic
     return {name: columns[name] / count for name, count in sides}
 
 
-def per_leaf(leaves: Iterable[Leaf], columns: Columns) -> RowInputs:
+def per_leaf(leaves: Iterable[Leaf], columns: Columns) -> LeafInputs:
     """Returns columns [R] cut into each leaf's inputs of the loss."""
     inputs, start = {}, 0
     for leaf in leaves:
@@ -164,7 +164,7 @@ def per_leaf(leaves: Iterable[Leaf], columns: Columns) -> RowInputs:
     return inputs
 
 
-def forwards_saved(inputs: RowInputs, names: Sequence[str]) -> int:
+def forwards_saved(inputs: LeafInputs, names: Sequence[str]) -> int:
     """Returns the forwards of rows that a step did without: in leaves all of whose reference log-probs are known."""
     leaves = [[value for name in names for value in leaf[name]] for leaf in inputs.values()]
     return sum(len(values) for values in leaves if not any(map(math.isnan, values)))

@@ -27,7 +27,7 @@ from mlxdist.coordinator.memory.fit import (
     this_machine,
     with_settings,
 )
-from mlxdist.coordinator.memory.model_files import ModelFiles, find_model, read_model
+from mlxdist.coordinator.memory.model_files import ModelFiles, files_of, find_model
 from mlxdist.coordinator.memory.model_tree import ModelTree, read_tree
 from mlxdist.coordinator.memory.node_memory import MemoryNeed
 from mlxdist.coordinator.memory.prediction import ADAPTER_BYTES, WHOLE_GRAPH, choose
@@ -135,8 +135,7 @@ def planned_nodes(hosts: Hosts) -> tuple[NodeSpec, ...]:
 
 def model_files(model: str) -> ModelFiles:
     """Returns the model's files on this machine. Raises ConfigError when there are none."""
-    folder = find_model(model)
-    files = read_model(folder) if folder is not None else None
+    files = files_of(model)
     if files is None or not files.tensors:
         missing = f"it is not on this machine; fetch it first: hf download {model}"
         if Path(model).is_dir():

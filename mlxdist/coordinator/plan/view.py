@@ -1,5 +1,6 @@
 """Prints a plan: memory, then a step, then the run."""
 
+import math
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -86,16 +87,23 @@ def _step(plan: RunPlan, console: Console) -> None:
 
 
 def _run(plan: RunPlan, console: Console) -> None:
-    lines = ["time not known: give --tokens-per-second of one node, or train a few steps first (--set train.steps=5)"]
-    if plan.tokens_per_second is not None and plan.step_seconds is not None:
-        length = "until train.max_hours, steps" if plan.steps is None else count(plan.steps, "step")
-        share = plan.sent.seconds / plan.step_seconds
-        lines = [
-            f"{length} of {plan.step_seconds:.2g} s, {share:.0%} of it for the network: "
-            f"{duration_phrase(3600 * (plan.hours or 0))} without evaluations",
-            f"at {plan.tokens_per_second:,.0f} tokens/s per node, {plan.speed_from}",
-            f"more than {count(plan.useful_nodes or 1, 'equal node')} would hardly be faster",
-        ]
+    time = duration_phrase(3600 * (plan.hours or 0))
+    limited = plan.steps is None  # by train.max_hours
+    if plan.tokens_per_second is None or plan.step_seconds is None:
+        unknown = f"{time} with evaluations and saves; number of steps" if limited else "time"
+        cure = "give --tokens-per-second of one node, or train a few steps first (--set train.steps=5)"
+        _section("The run", [f"{unknown} not known: {cure}"], console)
+        return
+    step = f"{plan.step_seconds:.2g} s, {plan.sent.seconds / plan.step_seconds:.0%} of it for the network"
+    length = f"{count(plan.steps or 0, 'step')} of {step}: {time} without evaluations"
+    if limited:
+        most = count(math.ceil(3600 * (plan.hours or 0) / plan.step_seconds), "step")
+        length = f"{time} with evaluations and saves: at most {most} of {step}"
+    lines = [
+        length,
+        f"at {plan.tokens_per_second:,.0f} tokens/s per node, {plan.speed_from}",
+        f"more than {count(plan.useful_nodes or 1, 'equal node')} would hardly be faster",
+    ]
     _section("The run", lines, console)
 
 

@@ -105,7 +105,7 @@ def _ticking(tick: Callable[[], None]) -> Iterator[None]:
         while not ended.wait(_TICK_SECONDS):
             tick()
 
-    thread = threading.Thread(target=run, name="heartbeat", daemon=True)
+    thread = threading.Thread(target=run, name="ticks", daemon=True)
     thread.start()
     try:
         yield

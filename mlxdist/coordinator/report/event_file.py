@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from mlxdist.coordinator.storage.run_folder import append, sync_file
+from mlxdist.coordinator.storage.run_folder import append, json_bytes, sync_file
 from mlxdist.protocol.errors import SaveError
 
 MOST_WAITING = 100_000  # lines, some 50 MB: beyond that the oldest are dropped
@@ -29,7 +29,7 @@ class EventFile:
     def flush(self) -> None:
         """Writes the lines that wait. Raises SaveError; they then go on waiting."""
         if self._waiting:
-            append(self.path, "".join(f"{line}\n" for line in self._waiting).encode())
+            append(self.path, json_bytes("".join(f"{line}\n" for line in self._waiting)))
             self._waiting.clear()
 
 

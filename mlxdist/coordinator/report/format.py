@@ -25,11 +25,20 @@ class StepReport:
     node_speeds: Mapping[str, float] = field(default_factory=dict)  # tokens per second, padding included, by node
     advice: str | None = None  # one sentence for the person
     say_memory: bool = False  # train.report_memory: the peak is said on the terminal, too
+    elapsed_seconds: float = 0.0  # of training up to the end of this step, over all sessions
+    max_hours: float | None = None  # train.max_hours
 
     @property
     def loss(self) -> float:
         """The step's loss."""
         return self.metrics["loss"]
+
+    @property
+    def progress(self) -> float | None:
+        """The share of the run that is done, in steps or in hours; None where no length is known."""
+        if self.total_steps is not None:
+            return min(self.step / self.total_steps, 1.0)
+        return None if self.max_hours is None else min(self.elapsed_seconds / (3600 * self.max_hours), 1.0)
 
     @property
     def tokens_per_second(self) -> float:
@@ -91,6 +100,11 @@ def lost_time_phrase(lost: LostTime) -> str:
 def count(number: int, one: str, many: str = "") -> str:
     """'1 row', '8 rows'."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def hours_phrase(hours: float) -> str:
+    """'1 hour', '0.5 hours', '8 hours'."""
+    return f"{hours:g} hour{'' if hours == 1 else 's'}"
 
 
 def rate_phrase(tokens_per_second: float) -> str:

@@ -4,10 +4,15 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from mlxdist.coordinator.report.goodput import Redone, StepTime
 from mlxdist.coordinator.storage.run_folder import write_aside
+
+KEYS = MappingProxyType(
+    {"train": {"step", "loss"}, "val": {"step", "loss", "metrics"}, "checkpoint": {"step", "best", "path"}}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +36,7 @@ class History:
     step_times: Mapping[int, StepTime] = field(default_factory=dict)  # by step
     redone: Redone = field(default_factory=Redone)
     pauses: Mapping[int, float] = field(default_factory=dict)  # seconds in evaluations, by step
+    elapsed: Mapping[int, float] = field(default_factory=dict)  # seconds of training up to the end of a step, by step
 
 
 def read_history(path: Path) -> History:
@@ -40,6 +46,7 @@ def read_history(path: Path) -> History:
     best: BestVal | None = None
     times: dict[int, StepTime] = {}
     pauses: dict[int, float] = {}
+    elapsed: dict[int, float] = {}
     wall, peak, redone = 0.0, None, Redone()
     for _, event in _events(path):
         wall = max(wall, event.get("wall_seconds") or 0.0)
@@ -47,6 +54,8 @@ def read_history(path: Path) -> History:
         if kind == "train":
             train[step] = event["loss"]
             times[step] = _step_time(event)
+            if event.get("elapsed_seconds") is not None:
+                elapsed[step] = event["elapsed_seconds"]
             gb = event.get("peak_gb")
             peak = gb if peak is None else max(peak, gb or 0.0)
         elif kind == "val":
@@ -57,10 +66,10 @@ def read_history(path: Path) -> History:
         elif kind == "stage" and "steps_again" in event:
             redone = Redone(
                 redone.steps + event["steps_again"],
-                redone.seconds + event["seconds_lost"],
-                redone.leaves + event["leaves_recomputed"],
+                redone.seconds + event.get("seconds_lost", 0.0),
+                redone.leaves + event.get("leaves_recomputed", 0),
             )
-    return History(train, vals, best, wall, peak, times, redone, pauses)
+    return History(train, vals, best, wall, peak, times, redone, pauses, elapsed)
 
 
 def _step_time(event: Mapping[str, Any]) -> StepTime:
@@ -95,7 +104,7 @@ def trim_metrics(path: Path, last_step: int) -> None:
 
 
 def _events(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Yields each whole line with its event; torn lines are passed over."""
+    """Yields each whole line with its event; torn lines, and those that lack a key of their event, are passed over."""
     if not path.exists():
         return
     with path.open("rb") as lines:
@@ -104,5 +113,5 @@ def _events(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
                 event = json.loads(line)
             except ValueError:
                 continue
-            if isinstance(event, dict):
+            if isinstance(event, dict) and KEYS.get(str(event.get("event")), set()) <= event.keys():
                 yield line.rstrip(b"\n"), event

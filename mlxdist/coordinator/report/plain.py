@@ -52,7 +52,7 @@ class PlainDisplay:
         self._lock = threading.RLock()
 
     def stage(self, message: str, progress: float | None) -> None:
-        """Tells a new stage at once; its progress comes with the heartbeat."""
+        """Tells a new stage at once; its progress comes with the lines of `tick`."""
         with self._lock:
             if message != self._busy:
                 self._set_busy(message)
@@ -88,7 +88,7 @@ class PlainDisplay:
             self._known.add(name)
 
     def pause(self, sentence: str, *, over: bool) -> None:
-        """Tells the pause and its end; the heartbeat goes on in between."""
+        """Tells the pause and its end; `tick` goes on in between."""
         with self._lock:
             self._set_busy("working on the next step" if over else "waiting for nodes")
             self.say(sentence)
@@ -101,13 +101,13 @@ class PlainDisplay:
             self._stream.flush()
 
     def end(self, sentence: str) -> None:
-        """Writes the closing line; the heartbeat falls silent."""
+        """Writes the closing line; `tick` writes nothing after it."""
         with self._lock:
             self.say(sentence)
             self._ended = True
 
     def tick(self) -> None:
-        """Writes the heartbeat when nothing was said for long; to be called often."""
+        """Writes what the run is busy with when nothing was said for long; to be called often."""
         with self._lock:
             if self._quiet() and not self._ended:
                 done = f" ({self._progress:.0%})" if self._progress is not None else ""

@@ -7,9 +7,11 @@ and the event's own keys; `progress` is in [0, 1]; a number that is not finite i
     checkpoint {step, path, best}  val {step, message, loss, metrics, seconds}
     done {status, step, message}   node {name, state, message, cause, action, leaves}
 
-A node's `leaves` are the spans [start, stop) of the step in work that go from it to others. The cost of failures is
-told by `leaves_recomputed`, `seconds_paused` and `disturbed` of train, by `paused` and `seconds` of the stages at the
-two ends of a pause, and by `steps_again` and `seconds_lost` of the stage that says what a resumed run does again.
+A node's `leaves` are the spans [start, stop) of the step in work that go from it to others. The `elapsed_seconds` of
+train are the training time of all sessions up to the end of its step: with `train.max_hours` the learning rate of the
+next step follows them. The cost of failures is told by `leaves_recomputed`, `seconds_paused` and `disturbed` of train,
+by `paused` and `seconds` of the stages at the two ends of a pause, and by `steps_again` and `seconds_lost` of the stage
+that says what a resumed run does again.
 """
 
 import json
@@ -127,13 +129,12 @@ class Reporter:
             if report.peak_gb is not None:
                 self._peak_gb = max(report.peak_gb, self._peak_gb or 0.0)
             time = self._ledger.step(report.step, report.seconds, report.all_tokens, report.leaves_recomputed)
-        total = report.total_steps
         self._tell(
             "train",
             {
                 "step": report.step,
-                "total_steps": total,
-                "progress": None if total is None else min(report.step / total, 1.0),
+                "total_steps": report.total_steps,
+                "progress": report.progress,
                 "message": f"{step_phrase(report)}: {numbers_phrase(report)}",
                 "loss": report.loss,
                 "grad_norm": report.grad_norm,
@@ -142,6 +143,7 @@ class Reporter:
                 "tokens_per_second": report.tokens_per_second,
                 "all_tokens_per_second": report.all_tokens / report.seconds,
                 "seconds": report.seconds,
+                "elapsed_seconds": report.elapsed_seconds,
                 "disturbed": time.disturbed,
                 "leaves_recomputed": time.leaves_recomputed,
                 "seconds_paused": time.seconds_paused,
@@ -218,13 +220,13 @@ class Reporter:
 
     def done(self, message: str, ending: Ending) -> None:
         """Tells the end of the run: the last event, the cost of failures, and the closing sentence."""
-        self.ended = True
         last = max(self._train_losses, default=0)
         lost = self._lost_time()
         self._tell("done", {"status": ending, "step": last, "message": message, **asdict(lost)})
         if last:
             self._display.say(lost_time_phrase(lost))
         self._display.end(message)
+        self.ended = True
 
     def could_not_save(self, what: str, error: SaveError) -> None:
         """Tells that something could not be written while the run goes on: once for a series of failures."""

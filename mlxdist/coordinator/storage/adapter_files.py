@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
 
-from mlxdist.coordinator.storage.run_folder import RunFolder, saving, write_aside, write_json
+from mlxdist.coordinator.storage.run_folder import RunFolder, read_json, saving, write_aside, write_json
 from mlxdist.protocol.errors import UserError
 
 if TYPE_CHECKING:
@@ -54,8 +55,9 @@ def load_adapter(folder: Path) -> tuple[dict[str, Tensor], dict[str, object]]:
     import mlx.core as mx
 
     try:
-        loaded = mx.load(str(run.adapters))  # not by safetensors, as numpy knows no bfloat16
-    except (RuntimeError, ValueError) as error:
+        with safe_open(run.adapters, framework="numpy"):  # compares the size and all offsets with the header
+            loaded = mx.load(str(run.adapters))  # not by safetensors, as numpy knows no bfloat16
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
         raise UserError(f"{run.adapters} cannot be read ({error}). Copy it again from its source.") from None
     assert isinstance(loaded, dict)
     tensors = {name: as_float32(loaded[name]) for name in sorted(loaded)}
@@ -69,7 +71,7 @@ def load_adapter(folder: Path) -> tuple[dict[str, Tensor], dict[str, object]]:
         if not isinstance(wanted, dict) or wanted.keys() != ranks.keys():
             raise ValueError("applied_ranks does not name the modules that there are tensors of")
         return {name: _strip(name, tensor, int(wanted[_module(name)])) for name, tensor in tensors.items()}, config
-    except ValueError as error:
+    except (ValueError, TypeError, IndexError) as error:
         raise UserError(f"The adapter in {folder} does not fit together: {error}.") from None
 
 
@@ -125,18 +127,17 @@ def write_safetensors(stream: BinaryIO, tensors: Mapping[str, Tensor]) -> None:
 
 def _load_config(run: RunFolder) -> dict[str, object]:
     try:
-        config = json.loads(run.adapter_config.read_text(encoding="utf-8"))
+        config = read_json(run.adapter_config)
     except OSError:
         raise UserError(f"{run.path} is no adapter folder: it has no readable {run.adapter_config.name}.") from None
     except ValueError as error:
-        raise UserError(f"{run.adapter_config} is not JSON: {error}.") from None
-    kind = config.get("fine_tune_type", "lora") if isinstance(config, dict) else None
+        raise UserError(f"{run.adapter_config} cannot be used: {error}. Copy it again from its source.") from None
+    kind = config.get("fine_tune_type", "lora")
     if kind != "lora" or not isinstance(config.get("lora_parameters"), dict):
         raise UserError(
             f"{run.adapter_config} describes no LoRA adapter of mlx-lm (fine_tune_type {kind!r}). A run can start from "
             "LoRA only; a PEFT adapter has to be converted first."
         )
-    assert isinstance(config, dict)
     return config
 
 

@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -10,7 +9,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
-from mlxdist.coordinator.storage.run_folder import RunFolder, saving, write_json
+from mlxdist.coordinator.storage.run_folder import RunFolder, read_json, saving, write_json
 from mlxdist.protocol.errors import UserError
 
 
@@ -26,11 +25,9 @@ def open_run(path: Path, *, resume: bool, base_model: str, method: str, created_
         SaveError: it cannot be written.
     """
     run = RunFolder(path)
-    manifest = read_manifest(run)
     if path.exists() and not path.is_dir():
         raise UserError(f"The output {path} is a file, not a folder. Name another `output`.")
-    if resume and manifest is None:
-        raise UserError(f"There is no run to resume in {path}. Leave --resume out to start one there.")
+    manifest = _manifest_to_resume(run) if resume else read_manifest(run)
     if not resume:
         _refuse_occupied(run, ours=manifest is not None)
     with saving(path):
@@ -57,10 +54,35 @@ def open_run(path: Path, *, resume: bool, base_model: str, method: str, created_
 def read_manifest(run: RunFolder) -> dict[str, object] | None:
     """Returns the run's manifest, or None for a folder that is not a run of mlxdist."""
     try:
-        manifest = json.loads(run.manifest.read_text(encoding="utf-8"))
+        return _whole_manifest(run)
     except (OSError, ValueError):
         return None
-    return manifest if isinstance(manifest, dict) and {"version", "created_at"} <= manifest.keys() else None
+
+
+def _whole_manifest(run: RunFolder) -> dict[str, object]:
+    """Raises OSError or ValueError, with the reason as a clause."""
+    manifest = read_json(run.manifest)
+    if missing := [key for key in ("version", "created_at") if key not in manifest]:
+        raise ValueError(f"it lacks {' and '.join(missing)}")
+    return manifest
+
+
+def _manifest_to_resume(run: RunFolder) -> dict[str, object] | None:
+    """Returns the manifest; None where it is gone and the state of a run is there.
+
+    Raises UserError where there is no run, and for a damaged manifest.
+    """
+    try:
+        return _whole_manifest(run)
+    except FileNotFoundError:
+        if any(run.state.glob("*.safetensors")):
+            return None
+        raise UserError(f"There is no run to resume in {run.path}. Leave --resume out to start one there.") from None
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{run.manifest} cannot be used: {error}. Restore the file, or delete it and add --resume again: it says "
+            "when the run was started, and no bits depend on it."
+        ) from None
 
 
 def _refuse_occupied(run: RunFolder, *, ours: bool) -> None:
@@ -110,8 +132,15 @@ def _clear(run: RunFolder, resume: bool) -> None:
 @contextmanager
 def _held(run: RunFolder) -> Iterator[None]:
     """Keeps the folder for this process by a lock on `state/lock`, which holds our process id."""
+    path = run.state / "lock"
     with saving(run.path):
-        lock = os.open(run.state / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.EISDIR):
+                raise
+            kind = "a link" if error.errno == errno.ELOOP else "a folder"
+            raise UserError(f"{path} is {kind}, and would be written to. Delete it, then start again.") from None
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -12,11 +12,12 @@ import errno
 import json
 import math
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from mlxdist.protocol.errors import SaveError
 
@@ -76,8 +77,10 @@ class RunFolder:
         return self.path / "logs"
 
 
-def write_aside(path: Path, write: Callable[[BinaryIO], None]) -> None:
+def write_aside(path: Path, write: Callable[[BinaryIO], None], *, previous: Path | None = None) -> None:
     """Replaces `path` by the bytes that `write` puts into its stream: aside, fsync, rename, fsync of the folder.
+
+    `previous`: the name under which the old file is kept; it is there under both names until the rename.
 
     Raises:
         SaveError: the disk is full, the folder is read-only, …; the old file, if there was one, is untouched.
@@ -90,6 +93,8 @@ def write_aside(path: Path, write: Callable[[BinaryIO], None]) -> None:
                 write(stream)
                 stream.flush()
                 os.fsync(stream.fileno())
+            if previous is not None and path.is_file():
+                keep_as(path, previous)
             aside.replace(path)
         except BaseException:
             with suppress(OSError):
@@ -101,12 +106,54 @@ def write_aside(path: Path, write: Callable[[BinaryIO], None]) -> None:
 def write_json(path: Path, value: object) -> None:
     """Replaces `path` by `value` as indented JSON; NaN and infinities become null, since JSON has none."""
     text = json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    write_bytes(path, text.encode())
+    write_bytes(path, json_bytes(text))
 
 
-def write_bytes(path: Path, data: bytes) -> None:
+def write_bytes(path: Path, data: bytes, *, previous: Path | None = None) -> None:
     """Replaces `path` by `data`. Raises SaveError, as `write_aside`."""
-    write_aside(path, lambda stream: _put(stream, data))
+    write_aside(path, lambda stream: _put(stream, data), previous=previous)
+
+
+def json_bytes(text: str) -> bytes:
+    r"""Returns JSON as UTF-8; a byte of a path that is no UTF-8 becomes \udcXX, as Python reads it back."""
+    return text.encode("utf-8", "backslashreplace")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Returns the JSON object in `path`. Raises OSError, or ValueError with what is there instead."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError("it is empty" if not path.stat().st_size else f"it is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"it holds {json.dumps(value)[:40]} in place of a JSON object")
+    return value
+
+
+def keep_as(path: Path, other: Path) -> None:
+    """Replaces `other` by the file `path`, which stays: a second name, or a copy where the disk has no hard links.
+
+    Raises SaveError, with `other` as it was.
+    """
+    aside = other.with_name(f".{other.name}.aside")
+    with saving(other):
+        if other.exists() and path.samefile(other):
+            return  # a rename from one name of a file to another does nothing, and would leave `aside` behind
+        try:
+            aside.unlink(missing_ok=True)
+            try:
+                os.link(path, aside)
+            except OSError:
+                shutil.copyfile(path, aside)
+                sync_file(aside)
+            aside.replace(other)
+        except BaseException:
+            with suppress(OSError):
+                aside.unlink(missing_ok=True)
+            raise
+        sync_folder(other.parent)
 
 
 def append(path: Path, data: bytes) -> None:

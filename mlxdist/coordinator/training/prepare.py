@@ -1,7 +1,9 @@
 """A run before its nodes start: the rows are read, the settings fitted to the machines, a resumed run is checked."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 
 from mlxdist.coordinator.batch.batch_order import total_steps
 from mlxdist.coordinator.config.hosts import Hosts
@@ -9,11 +11,24 @@ from mlxdist.coordinator.config.run_spec import run_spec
 from mlxdist.coordinator.config.schema import RunConfig
 from mlxdist.coordinator.data.load import Dataset, read
 from mlxdist.coordinator.memory.fit import fit, kept_settings, this_machine
+from mlxdist.coordinator.memory.model_files import files_of
 from mlxdist.coordinator.memory.node_memory import NodeMemory
 from mlxdist.coordinator.report.reporter import Reporter
+from mlxdist.coordinator.storage.adapter_files import load_adapter
 from mlxdist.coordinator.storage.first_reading import first_reading
 from mlxdist.coordinator.storage.run_folder import RunFolder
-from mlxdist.coordinator.training.resume import Earlier, check_same_bits, earlier_sessions, resume_notes
+from mlxdist.coordinator.training.resume import (
+    Earlier,
+    check_same_bits,
+    check_same_run,
+    earlier_config,
+    earlier_sessions,
+    facts_of,
+    recorded_seconds,
+    resume_notes,
+    saved_reference,
+    seam_notes,
+)
 from mlxdist.protocol.messages import RunSpec
 
 
@@ -27,6 +42,7 @@ class Prepared:
     total_steps: int | None  # None where only the time is limited
     memory: NodeMemory  # what a node must hold
     earlier: Earlier | None  # what a resumed run goes on from
+    recorded_seconds: Mapping[int, float]  # by step, of the steps that a resumed run does again
     data_notes: tuple[str, ...]  # what the person should know of the rows, and of settings that a resumed run changes
     memory_notes: tuple[str, ...]
 
@@ -36,17 +52,31 @@ class Prepared:
         return self.earlier.state.step if self.earlier is not None else 0
 
 
-def prepare(config: RunConfig, hosts: Hosts, folder: RunFolder, report: Reporter, *, resume: bool) -> Prepared:
-    """Reads and checks everything that needs no node.
+def prepare(
+    config: RunConfig, hosts: Hosts, folder: RunFolder, report: Reporter, *, resume: bool, previous: bool = False
+) -> Prepared:
+    """Reads and checks everything that needs no node; files that are damaged are found before the rows are read.
+
+    `previous`: resumes from the state before the last one.
 
     Raises UserError for data, settings or a machine that do not fit, and for a run that cannot be resumed with them.
     """
+    earlier = earlier_sessions(folder, previous=previous) if resume else None
+    before = None
+    if earlier is not None:
+        before = earlier_config(folder, earlier.settings)
+    elif config.lora.init_adapter:
+        load_adapter(Path(config.lora.init_adapter))  # and again when the nodes have told its shapes
+    files_of(config.model)  # and again when the rows are known
     dataset = read(config, progress=report.stage, moment=first_reading(folder, datetime.now()))
-    earlier = earlier_sessions(folder) if resume else None
     notes: list[str] = []
     if earlier is not None:
-        config = kept_settings(folder, config)
-        notes = resume_notes(folder, config, dataset.digest)
+        config = kept_settings(earlier.settings, config)
+        notes = resume_notes(before, folder, config, dataset.digest)
+        notes += seam_notes(before, config, len(dataset.train), earlier.state)
+        check_same_run(earlier, folder, facts_of(config, dataset.digest))
+        if earlier.state.step:
+            saved_reference(config, folder)
     elif resume:
         notes = ["the run had ended before anything was saved, and starts again at its first step"]
     rows = [each for each in (dataset.train, dataset.valid) if each is not None]
@@ -61,6 +91,7 @@ def prepare(config: RunConfig, hosts: Hosts, folder: RunFolder, report: Reporter
         total_steps=total_steps(config.train, len(dataset.train), config.batch, config.method),
         memory=fitted.memory,
         earlier=earlier,
+        recorded_seconds=recorded_seconds(folder, earlier.state.step if earlier is not None else 0) if resume else {},
         data_notes=(*notes, *dataset.notes),
         memory_notes=fitted.notes,
     )

@@ -34,7 +34,7 @@ class Saver:
     folder: RunFolder
     config: RunConfig
     manifest: Manifest
-    identity: Mapping[str, str]
+    identity: Mapping[str, object]
     report: Reporter
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep

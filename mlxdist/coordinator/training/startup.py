@@ -1,35 +1,42 @@
 """The start of a run on its nodes: its method, its first or continued state, and what is said before the first step."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-
-from safetensors.numpy import load_file, save
+from typing import Any
 
 from mlxdist.coordinator.batch.row_store import Rows
 from mlxdist.coordinator.config.advice import learning_rate_advice
 from mlxdist.coordinator.config.hosts import Hosts
-from mlxdist.coordinator.config.schema import RunConfig, as_json
+from mlxdist.coordinator.config.schema import RunConfig, TrainConfig, as_json
 from mlxdist.coordinator.fleet.fleet import Fleet
 from mlxdist.coordinator.methods.kinds import KINDS
 from mlxdist.coordinator.methods.method import Method
 from mlxdist.coordinator.plan.estimates import busy_nodes, size_for_all
-from mlxdist.coordinator.report.format import count
+from mlxdist.coordinator.report.format import count, duration_phrase, hours_phrase
 from mlxdist.coordinator.report.reporter import Reporter
-from mlxdist.coordinator.storage.run_folder import RunFolder, write_bytes, write_json
+from mlxdist.coordinator.storage.run_folder import RunFolder, read_json, write_bytes, write_json
+from mlxdist.coordinator.storage.sealed import seal
 from mlxdist.coordinator.training import initial_adapter as adapters
 from mlxdist.coordinator.training.optimizer import optimizer_of
 from mlxdist.coordinator.training.prepare import Prepared
-from mlxdist.coordinator.training.resume import continued, validation_changed
+from mlxdist.coordinator.training.resume import (
+    REFERENCE,
+    REFERENCE_FILE,
+    continued,
+    facts_of,
+    keeps_reference,
+    saved_reference,
+    validation_changed,
+)
+from mlxdist.coordinator.training.schedule import schedule_phrase
 from mlxdist.coordinator.training.state import State, identity_of
 from mlxdist.protocol import manifest as manifests
-from mlxdist.protocol.errors import UserError
 from mlxdist.protocol.manifest import Manifest
 from mlxdist.protocol.methods import METHODS
 from mlxdist.protocol.numerics import Promise
 from mlxdist.protocol.vectors import Vector
-
-REFERENCE_FILE = "reference.safetensors"
 
 
 @dataclass(frozen=True)
@@ -39,7 +46,7 @@ class Start:
     method: Method
     state: State
     manifest: Manifest
-    identity: dict[str, str]  # what the state belongs to, see `identity_of`
+    identity: dict[str, Any]  # what the state belongs to, see `identity_of` and `facts_of`
     ready: int  # nodes
     promise: Promise
 
@@ -54,6 +61,7 @@ def start(prepared: Prepared, hosts: Hosts, folder: RunFolder, fleet: Fleet, rep
     manifest = introduction.manifest
     method = method_of(config, dataset.train, dataset.valid)
     identity = identity_of(prepared.spec.numerics_id, manifest, introduction.model_hash, dataset.valid_digest)
+    facts = facts_of(config, dataset.digest)
     if earlier is None:
         state = first_state(config, manifest, method)
     else:
@@ -65,7 +73,7 @@ def start(prepared: Prepared, hosts: Hosts, folder: RunFolder, fleet: Fleet, rep
     fleet.send_adapter(state.step, state.adapter)
     needed = hosts.coordinator.min_nodes
     ready = fleet.wait_for_nodes(max(len(hosts.nodes), needed), needed, config.timing.start_timeout)
-    return Start(method, state, manifest, identity, ready, fleet.promise())
+    return Start(method, state, manifest, identity | facts, ready, fleet.promise())
 
 
 def announce(prepared: Prepared, start: Start, folder: RunFolder, report: Reporter) -> None:
@@ -79,12 +87,27 @@ def announce(prepared: Prepared, start: Start, folder: RunFolder, report: Report
             "numerics_id": prepared.spec.numerics_id,
             "promise": promise.kind,
             "promise_reason": promise.reason,
+            "schedules": schedules(folder, start.state.step, schedule_phrase(config.train, prepared.total_steps)),
         },
     )
     plan = plan_sentences(config, start.manifest, rows, prepared.total_steps, start.ready)
-    for sentence in (*prepared.data_notes, *plan, *prepared.memory_notes, f"{promise.kind}: {promise.reason}"):
+    hours = hours_sentences(config.train, start.state.elapsed_seconds)
+    for sentence in (*prepared.data_notes, *plan, *hours, *prepared.memory_notes, f"{promise.kind}: {promise.reason}"):
         report.note(sentence)
     report.stage("training")
+
+
+def schedules(folder: RunFolder, steps_done: int, schedule: str) -> list[dict[str, object]]:
+    """Returns the schedules of the learning rate, each with its first step: those that were followed, then this one.
+
+    More than one where a run was resumed with another length.
+    """
+    followed: list[dict[str, object]] = []
+    with suppress(OSError, ValueError, KeyError, TypeError):  # the first session, or a file that was changed by hand
+        followed = [each for each in read_json(folder.config)["schedules"] if each["from_step"] <= steps_done]
+    if followed and followed[-1]["schedule"] == schedule:
+        return followed
+    return [*followed, {"from_step": steps_done + 1, "schedule": schedule}]
 
 
 def method_of(config: RunConfig, rows: Rows, valid: Rows | None) -> Method:
@@ -104,23 +127,13 @@ def first_state(config: RunConfig, manifest: Manifest, method: Method) -> State:
 def reference(config: RunConfig, folder: RunFolder, state: State) -> Vector | None:
     """Returns the reference's adapter: None for the base model, else that of step 0, kept beside the state.
 
-    Raises UserError where a resumed run lacks that file.
+    Raises UserError where a resumed run lacks that file, or it is damaged.
     """
-    if not METHODS[config.method].reference or config.preference.reference == "base":
-        return None
-    path = folder.state / REFERENCE_FILE
-    if state.step == 0:
-        data = save({"reference": state.adapter})
-        write_bytes(path, data)
-        return state.adapter
-    try:
-        vector: Vector = load_file(path)["reference"]
-    except OSError as error:
-        raise UserError(
-            f"{path} cannot be read ({error}), and the run cannot go on without its reference. Restore the file, or "
-            "start a new run."
-        ) from None
-    return vector
+    if state.step or not keeps_reference(config):
+        return saved_reference(config, folder)
+    data = seal({REFERENCE: state.adapter}, facts_of(config, ""))
+    write_bytes(folder.state / REFERENCE_FILE, data)
+    return state.adapter
 
 
 def plan_sentences(config: RunConfig, manifest: Manifest, rows: int, steps: int | None, ready: int) -> Iterator[str]:
@@ -129,7 +142,7 @@ def plan_sentences(config: RunConfig, manifest: Manifest, rows: int, steps: int 
     unit = METHODS[config.method].item
     leaves = -(-batch.size // batch.micro_size) * batch.grad_accum_steps
     elements = manifests.size(manifest)
-    length = count(steps, "step") if steps is not None else f"{config.train.max_hours:g} hours"
+    length = count(steps, "step") if steps is not None else hours_phrase(config.train.max_hours or 0)
     yield (
         f"{length} of {count(batch.size * batch.grad_accum_steps, unit)} in {count(leaves, 'leaf', 'leaves')}, on "
         f"{count(ready, 'node')}; {count(rows, unit)} of data; {elements:,} trainable parameters, "
@@ -145,6 +158,16 @@ def plan_sentences(config: RunConfig, manifest: Manifest, rows: int, steps: int 
         yield f"train.audit = {config.train.audit:g} needs a second node: nothing is audited until one joins"
     if advice := learning_rate_advice(config.method, config.train.learning_rate):
         yield advice
+
+
+def hours_sentences(train: TrainConfig, elapsed_seconds: float) -> Iterator[str]:
+    """Yields, for a run limited by time, the hours used by earlier sessions, and how the learning rate follows them."""
+    if train.max_hours is None:
+        return
+    if elapsed_seconds:
+        yield f"{duration_phrase(elapsed_seconds)} of {hours_phrase(train.max_hours)} were used by earlier sessions"
+    if train.schedule != "constant" or train.warmup_steps:
+        yield f"the learning rate follows the hours used: {schedule_phrase(train, None)}"
 
 
 def closing_sentences(config: RunConfig, state: State, audited: int) -> Iterator[str]:

@@ -7,6 +7,7 @@ Shapes: B rows, L positions.
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -78,33 +79,12 @@ def backward(
     if path.segment_size:
         yield from segmented_backward(model, rows, loss, segment_size=path.segment_size, head_chunk=head_chunk)
         return
-    with checkpointed(model, on=path.checkpoint):
+    with checkpointed(model) if path.checkpoint else nullcontext():
         sums, gradients = full_graph_backward(
             model, rows, loss, head_chunk=head_chunk, supervised_head=path.supervised_head
         )
     yield RowSums(sums)
     yield FinalPart(gradients)
-
-
-def gradient(
-    model: nn.Module,
-    batches: Sequence[MicroBatch],
-    loss: Loss,
-    *,
-    head_chunk: int,
-    path: GradientPath = WHOLE,
-    dropout_key: int | None = None,
-) -> tuple[list[mx.array], dict[str, mx.array]]:
-    """Returns what `backward` yields as a whole: row sums [B] per micro-batch, and the gradient by parameter name."""
-    sums: list[mx.array] = []
-    gradients: dict[str, mx.array] = {}
-    for event in backward(model, batches, loss, head_chunk=head_chunk, path=path, dropout_key=dropout_key):
-        match event:
-            case RowSums():
-                sums = event.sums
-            case FinalPart():
-                gradients |= event.gradients
-    return sums, gradients
 
 
 def _supervised(batch: MicroBatch) -> Supervised:

@@ -13,7 +13,8 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
-from mlxdist.node.backward.backward import GradientPath, MicroBatch, gradient
+from mlxdist.node.backward.backward import GradientPath, MicroBatch, backward
+from mlxdist.node.backward.events import gathered
 from mlxdist.node.backward.parameters import swapped, trainable
 from mlxdist.protocol.errors import NodeError
 
@@ -87,15 +88,13 @@ def _tiny_gradient(model: nn.Module, path: GradientPath) -> dict[str, mx.array]:
     ]
     batch = _tiny_batch(model(mx.array([[1, 2]])).shape[-1])
     with swapped(model, parameters, list(parameters), moved):
-        sums, gradients = gradient(
-            model,
-            [batch],
-            lambda s: (s[0] * s[0]).sum() / 100 - s[0].sum(),
-            path=path,
-            head_chunk=4,
-            dropout_key=DROPOUT_KEY,
-        )
+        events = backward(model, [batch], _tiny_loss, head_chunk=4, path=path, dropout_key=DROPOUT_KEY)
+        sums, gradients = gathered(events)
     return {"row sums": sums[0], **gradients}
+
+
+def _tiny_loss(sums: list[mx.array]) -> mx.array:
+    return (sums[0] * sums[0]).sum() / 100 - sums[0].sum()
 
 
 def _tiny_batch(vocabulary: int) -> MicroBatch:

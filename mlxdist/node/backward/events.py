@@ -23,3 +23,16 @@ class FinalPart:
 
 
 Events = Generator[RowSums | FinalPart, None, None]
+
+
+def gathered(events: Events) -> tuple[list[mx.array], dict[str, mx.array]]:
+    """Returns a backward as a whole: row sums [B] per micro-batch, and the gradient by parameter name."""
+    sums: list[mx.array] = []
+    gradients: dict[str, mx.array] = {}
+    for event in events:
+        match event:
+            case RowSums():
+                sums = event.sums
+            case FinalPart():
+                gradients |= event.gradients
+    return sums, gradients

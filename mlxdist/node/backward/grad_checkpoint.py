@@ -12,11 +12,8 @@ from mlxdist.node.backward.layer_hooks import Call, replaced_calls
 
 
 @contextmanager
-def checkpointed(model: nn.Module, *, on: bool = True) -> Iterator[None]:
-    """Makes every layer of `model` recompute its forward in the backward; does nothing when not `on`."""
-    if not on:
-        yield
-        return
+def checkpointed(model: nn.Module) -> Iterator[None]:
+    """Makes every layer of `model` recompute its forward in the backward."""
     from mlx_lm.tuner.trainer import grad_checkpoint
 
     first_of = {type(layer): layer for layer in model.layers if layer is not None}

@@ -1,6 +1,6 @@
 """The jobs of a worker, and the results of a job."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mlxdist.protocol import messages as m
@@ -9,7 +9,8 @@ from mlxdist.protocol.tree import Span
 from mlxdist.protocol.vectors import Vector
 from mlxdist.protocol.wire import Buffer
 
-RowInputs = dict[str, tuple[float, ...]]  # per-row inputs of the loss, by name
+# Inputs of a leaf's loss, one number per row: the labels, and the columns of MethodSpec.reference (NaN: unknown yet).
+RowInputs = Mapping[str, Sequence[float]]
 
 
 @dataclass(frozen=True)

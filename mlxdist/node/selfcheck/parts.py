@@ -16,15 +16,16 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from mlxdist.node.backward.backward import GradientPath, MicroBatch, gradient
-from mlxdist.node.selfcheck import models as models
+from mlxdist.node.backward.backward import GradientPath, MicroBatch, backward
+from mlxdist.node.backward.events import gathered
+from mlxdist.node.selfcheck import models
 from mlxdist.node.work.objective import micro_batches
 
 TIMES = 5  # that each leaf's gradient is computed
 HEAD_CHUNK = 16
 GEMM_SIZE, GEMM_SECONDS = 1024, 2.0
 EXACT_SIZE = 256  # of the product that is compared with float64
-BEAT, BEAT_SECONDS = 0.02, 3.0
+HEARTBEAT, EVALUATION_SECONDS = 0.02, 3.0
 SPEED_LENGTH, SPEED_SECONDS = 512, 8.0
 SPEED_MODEL = {
     "hidden_size": 256,
@@ -57,7 +58,7 @@ def facts() -> dict[str, Any]:
 
 def bits() -> dict[str, Any]:
     """Returns the SHA-256 of each case's gradient and row sums, computed five times."""
-    return {name: _attempt(partial(_digests, case)) for name, case in models.CASES.items()}
+    return {name: _or_error(partial(_digests, case)) for name, case in models.CASES.items()}
 
 
 def gemm() -> dict[str, Any]:
@@ -74,28 +75,28 @@ def gemm() -> dict[str, Any]:
 
 def segments() -> dict[str, Any]:
     """Returns each case's distance between the segmented and the whole graph's gradient, relative to the latter."""
-    return {name: _attempt(partial(_distance, case)) for name, case in models.CASES.items()}
+    return {name: _or_error(partial(_distance, case)) for name, case in models.CASES.items()}
 
 
-def beats() -> dict[str, Any]:
+def heartbeats() -> dict[str, Any]:
     """Returns the longest gap between two heartbeats of a thread beside a long evaluation, in seconds."""
     gaps = [0.0]
     done = threading.Event()
 
-    def beat() -> None:
+    def heartbeat() -> None:
         before = time.monotonic()
         while not done.is_set():
-            time.sleep(BEAT)
+            time.sleep(HEARTBEAT)
             now = time.monotonic()
             gaps[0] = max(gaps[0], now - before)
             before = now
 
     square = mx.ones((GEMM_SIZE, GEMM_SIZE)) / GEMM_SIZE
     a_product = _fastest(lambda: mx.eval(square @ square), 0.5)
-    thread = threading.Thread(target=beat)
+    thread = threading.Thread(target=heartbeat)
     thread.start()
     started, out = time.monotonic(), square
-    for _ in range(max(int(BEAT_SECONDS / a_product), 1)):
+    for _ in range(max(int(EVALUATION_SECONDS / a_product), 1)):
         out = out @ square
     mx.eval(out)
     seconds = time.monotonic() - started
@@ -121,11 +122,11 @@ def speed() -> dict[str, Any]:
 
 
 PARTS: Mapping[str, Callable[[], dict[str, Any]]] = MappingProxyType(
-    {"facts": facts, "bits": bits, "gemm": gemm, "segments": segments, "beats": beats, "speed": speed}
+    {"facts": facts, "bits": bits, "gemm": gemm, "segments": segments, "heartbeats": heartbeats, "speed": speed}
 )
 
 
-def _attempt(measure: Callable[[], Any]) -> Any:
+def _or_error(measure: Callable[[], Any]) -> Any:
     """Returns `measure()`, or its error as a sentence: one model that cannot be computed does not stop the others."""
     try:
         return measure()
@@ -136,7 +137,8 @@ def _attempt(measure: Callable[[], Any]) -> Any:
 def _leaf_gradient(
     model: nn.Module, batches: list[MicroBatch], path: GradientPath, head_chunk: int = HEAD_CHUNK
 ) -> dict[str, mx.array]:
-    sums, grads = gradient(model, batches, lambda rows: -rows[0].sum(), head_chunk=head_chunk, path=path, dropout_key=0)
+    events = backward(model, batches, lambda rows: -rows[0].sum(), head_chunk=head_chunk, path=path, dropout_key=0)
+    sums, grads = gathered(events)
     return {"row sums": sums[0], **grads}
 
 

@@ -21,7 +21,7 @@ from mlxdist.protocol.budget import usable_bytes
 from mlxdist.protocol.numerics import WORKER_ENVIRONMENT
 
 PART_SECONDS = 120.0  # until a part counts as hanging
-BEAT = 0.02  # seconds between two heartbeats of this process, while another one evaluates
+HEARTBEAT = 0.02  # seconds between two heartbeats of this process, while another one evaluates
 GEMM_ERROR = 1e-5  # above it a float32 product was computed with fewer bits: TF32 gives 3e-4, float32 3e-7
 SEGMENTS_ERROR = {"bf16": 2e-2}  # largest relative distance of two computations of a gradient
 SEGMENTS_ERROR_ELSE = 1e-5
@@ -55,8 +55,8 @@ def measure(say: Any) -> dict[str, Any]:
     found["bits_again"], _ = part("bits")
     say("gemm with mlx's own settings")
     found["gemm_default"], _ = part("gemm", {"MLX_ENABLE_TF32": None})
-    say("beats")
-    found["beats"], found["beats_other_process_gap"] = part("beats")
+    say("heartbeats")
+    found["heartbeats"], found["heartbeats_other_process_gap"] = part("heartbeats")
     found["seconds"] = round(time.monotonic() - started, 1)
     found["bit_classes"] = bit_classes(found["bits"], found["bits_again"])
     found["faults"] = faults(found)
@@ -77,7 +77,7 @@ def part(name: str, changes: Mapping[str, str | None] | None = None) -> tuple[di
         started = before = time.monotonic()
         longest = 0.0
         while process.poll() is None:  # no part prints more than a pipe holds
-            time.sleep(BEAT)
+            time.sleep(HEARTBEAT)
             now = time.monotonic()
             longest, before = max(longest, now - before), now
             if now - started > PART_SECONDS:

@@ -6,7 +6,7 @@ from typing import Any
 GB = 1e9
 HEADER = (
     "| chip | system | mlxdist | mlx | memory GB | dense | padded | MoE | 4-bit | bf16 | fp32 error (default) | "
-    "GFLOP/s | segments | beat gap s | tokens/s whole, segment 1 |"
+    "GFLOP/s | segments | heartbeat gap s | tokens/s whole, segment 1 |"
 )
 
 
@@ -30,9 +30,10 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"float32 product: error {errors}"
     yield f"  {peak} GFLOP/s"
     yield f"segmented against the whole graph: {_distances(found['segments'])}"
-    seconds = _number(found["beats"], "evaluation_seconds", ".1f")
-    beside, within = found["beats_other_process_gap"], _number(found["beats"], "longest_gap_seconds", ".2f")
-    yield f"beats during an evaluation of {seconds} s: longest gap {beside:.2f} s beside it, {within} s in its process"
+    seconds = _number(found["heartbeats"], "evaluation_seconds", ".1f")
+    beside, within = found["heartbeats_other_process_gap"], _number(found["heartbeats"], "longest_gap_seconds", ".2f")
+    gaps = f"longest gap {beside:.2f} s beside it, {within} s in its process"
+    yield f"heartbeats during an evaluation of {seconds} s: {gaps}"
     for name, value in found["speed"].items():
         if isinstance(value, dict):
             speed, peak = value["tokens_per_second"], value["peak_bytes"] / 1e6
@@ -59,7 +60,7 @@ def row(found: Mapping[str, Any]) -> str:
         f"{_error(found['gemm'])} ({_error(found['gemm_default'])})",
         _number(found["gemm"], "gflops", ".0f"),
         _distances(found["segments"]),
-        f"{found['beats_other_process_gap']:.2f}",
+        f"{found['heartbeats_other_process_gap']:.2f}",
         ", ".join(_number(speed.get(name, {}), "tokens_per_second", ".0f") for name in ("whole", "segment 1")),
     ]
     return f"| {' | '.join(cells)} |"

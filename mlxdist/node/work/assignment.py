@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 import numpy as np
 
-from mlxdist.node.link.jobs import ComputeAssignment, Partial, Result
-from mlxdist.node.work.compute import Computer, Inputs, RowOutputs, add
+from mlxdist.node.link.jobs import ComputeAssignment, Partial, Result, RowInputs
+from mlxdist.node.work.compute import Computer, RowOutputs, add
 from mlxdist.node.work.memory_pressure import SwapWatch, named_out_of_memory
 from mlxdist.node.work.streaming_sum import StreamingSum
 from mlxdist.protocol import messages as m
@@ -59,7 +59,7 @@ class AssignmentRun:
     def _segment_size(self) -> int:
         return self.computer.loaded.path.segment_size
 
-    def _leaf(self, index: int) -> tuple[Leaf, Inputs]:
+    def _leaf(self, index: int) -> tuple[Leaf, RowInputs]:
         place = index - self.job.assignment.start
         return self.job.leaves[place], self.job.row_inputs[place]
 

@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from mlxdist.node.backward import backward
 from mlxdist.node.backward.backward import MicroBatch
-from mlxdist.node.backward.events import Events, FinalPart, RowSums
+from mlxdist.node.backward.events import Events, FinalPart, RowSums, gathered
+from mlxdist.node.link.jobs import RowInputs
 from mlxdist.node.work.model import LoadedModel
 from mlxdist.node.work.objective import Objective, micro_batches, seen, target_counts
 from mlxdist.protocol import manifest as manifests
@@ -26,9 +27,6 @@ from mlxdist.protocol.methods import LABELS, METHODS, SFT, MethodSpec
 from mlxdist.protocol.vectors import Vector
 
 RowOutputs = npt.NDArray[np.float32]  # [rows or pairs, columns]
-Inputs = Mapping[str, Sequence[float]]  # per-row inputs of the loss: LABELS and the columns of MethodSpec.reference
-
-UNKNOWN = math.nan  # a reference log-prob that the worker is to compute
 
 
 @dataclass(frozen=True)
@@ -56,32 +54,16 @@ class Computer:
             columns += self._score(batches) if side == "current" else self._reference_score(batches)
         return np.array(mx.stack(columns, axis=1), dtype=np.float32)
 
-    def gradient(
-        self, leaf: Leaf, *, step: int, loss: str = "", scalars: Mapping[str, float] | None = None, inputs: Inputs
-    ) -> tuple[Vector, RowOutputs]:
-        """Returns the leaf's grad_sum as one flat float32 vector in manifest order, and its row outputs.
-
-        The columns are those of `MethodSpec.row_outputs`. Raises NonFiniteError, naming the leaf and its rows, when
-        either holds NaN or Inf.
-        """
-        parts: dict[str, Vector] = {}
-        for event in self.gradient_parts(leaf, step=step, loss=loss, scalars=scalars, inputs=inputs):
-            if isinstance(event, dict):
-                parts |= event
-            else:
-                row_outputs = event
-        return np.concatenate([parts[t.name] for t in self.loaded.manifest]), row_outputs
-
     def gradient_parts(
-        self, leaf: Leaf, *, step: int, loss: str = "", scalars: Mapping[str, float] | None = None, inputs: Inputs
+        self, leaf: Leaf, *, step: int, loss: str, scalars: Mapping[str, float], inputs: RowInputs
     ) -> Iterator[RowOutputs | dict[str, Vector]]:
         """Yields the leaf's row outputs (`MethodSpec.row_outputs`), then its grad_sum by tensor name, top layer first.
 
         Each part is flat, float32, finite and final. In segments the first ones come before the lower layers' backward.
         Raises NonFiniteError, naming the leaf and its rows, in place of the first event that holds NaN or Inf.
         """
-        batches, asked = self._asked(leaf, loss, scalars or {}, inputs)
-        for event in self._backward(leaf, step, batches, asked):
+        batches, asked = self._asked(leaf, loss, scalars, inputs)
+        for event in self._backward(batches, asked, numerics.dropout_key(self.spec.seed, step, leaf.index)):
             out: RowOutputs | dict[str, Vector]
             match event:
                 case RowSums(sums=sums):
@@ -98,7 +80,7 @@ class Computer:
             del out
 
     def _asked(
-        self, leaf: Leaf, loss: str, scalars: Mapping[str, float], inputs: Inputs
+        self, leaf: Leaf, loss: str, scalars: Mapping[str, float], inputs: RowInputs
     ) -> tuple[Sequence[MicroBatch], Objective]:
         batches = micro_batches(leaf)
         constants = dict(zip(self._method.reference, self._references(leaf, batches, loss, inputs), strict=True))
@@ -110,14 +92,14 @@ class Computer:
     def _method(self) -> MethodSpec:
         return METHODS[self.spec.method]
 
-    def _backward(self, leaf: Leaf, step: int, batches: Sequence[MicroBatch], asked: Objective) -> Events:
+    def _backward(self, batches: Sequence[MicroBatch], asked: Objective, dropout_key: int) -> Events:
         return backward.backward(
             self.loaded.model,
             batches,
             asked.total,
             head_chunk=self.spec.head_chunk,
             path=self.loaded.path,
-            dropout_key=numerics.dropout_key(self.spec.seed, step, leaf.index),
+            dropout_key=dropout_key,
         )
 
     def canary(self) -> Iterator[str]:
@@ -127,14 +109,7 @@ class Computer:
         batches = micro_batches(leaf)
         plain = Objective(SFT, "", {}, {}, [])
         for _ in range(numerics.CANARY_TIMES):
-            sums, grads = backward.gradient(
-                self.loaded.model,
-                batches,
-                plain.total,
-                head_chunk=self.spec.head_chunk,
-                path=self.loaded.path,
-                dropout_key=0,
-            )
+            sums, grads = gathered(self._backward(batches, plain, dropout_key=0))
             parts = [np.array(grads[t.name].astype(mx.float32)).tobytes() for t in self.loaded.manifest]
             yield hashlib.sha256(b"".join(parts) + np.array(sums[0], np.float32).tobytes()).hexdigest()
 
@@ -150,7 +125,7 @@ class Computer:
         self.use(self.adapter)
         return sums
 
-    def _references(self, leaf: Leaf, batches: Sequence[MicroBatch], loss: str, inputs: Inputs) -> list[mx.array]:
+    def _references(self, leaf: Leaf, batches: Sequence[MicroBatch], loss: str, inputs: RowInputs) -> list[mx.array]:
         """Returns the reference log-probs as the loss sees them: those sent, and the unknown ones computed."""
         names = self._method.reference
         known = [mx.array(list(inputs[name]), mx.float32) for name in names]

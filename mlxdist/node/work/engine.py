@@ -38,7 +38,8 @@ class Engine:
         try:
             match job:
                 case LoadModel(spec=spec):
-                    yield _introduction(session, self._load(spec, progress)), b""
+                    loaded = self._load(spec, progress)
+                    yield m.Loaded(session, loaded.model_hash, loaded.manifest), b""
                 case ComputeCanary():
                     yield m.CanaryAnswer(session, tuple(self._ready().canary())), b""
                 case ComputeAssignment():
@@ -71,10 +72,6 @@ class Engine:
         loaded = models.load_with_lora(spec, progress)
         self._computer = Computer(loaded, spec)
         return loaded
-
-
-def _introduction(session: m.SessionId, loaded: LoadedModel) -> m.Loaded:
-    return m.Loaded(session, loaded.model_hash, loaded.manifest)
 
 
 def _load_key(spec: m.RunSpec) -> tuple[object, ...]:

@@ -21,6 +21,7 @@ from mlxdist.protocol.lora_targets import refuse_other_senses, target_modules
 from mlxdist.protocol.manifest import Manifest
 from mlxdist.protocol.messages import RunSpec
 from mlxdist.protocol.ranks import ranks
+from mlxdist.protocol.untrusted import CODE_FILES, model_name, refuse_own_code
 
 SAMPLE_BYTES = 1 << 20
 SAMPLES = 64
@@ -44,16 +45,20 @@ class LoadedModel:
 def load_with_lora(spec: RunSpec, progress: Callable[[str], None]) -> LoadedModel:
     """Loads the run's model with mlx-lm (a folder or hub id, quantized or not) and adds the LoRA layers.
 
-    Raises ConfigError for a model that cannot be loaded or has none of the target modules, MismatchError when other
-    parameters than LoRA tensors would be trained.
+    Raises ConfigError for a model that cannot be loaded, brings code of its own or has none of the target modules,
+    MismatchError when other parameters than LoRA tensors would be trained.
     """
     from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
     from mlx_lm.utils import _download, load_model
 
     progress(f"loading {spec.model}")
     try:
-        folder = _download(spec.model)
+        folder = _download(model_name(spec.model))
+        files = [folder / name for name in CODE_FILES]
+        refuse_own_code(spec.model, {file.name: json.loads(file.read_text()) for file in files if file.is_file()})
         model, config = load_model(folder)
+    except ConfigError:
+        raise
     except Exception as error:  # a model's own code raises what it likes
         raise ConfigError(f"model {spec.model!r} cannot be loaded: {error}") from error
     refuse_other_senses(model, spec.model)

@@ -15,7 +15,7 @@ from mlxdist.protocol.losses import PER_TOKEN_MEAN
 from mlxdist.protocol.methods import LOSS, MethodSpec
 from mlxdist.protocol.objectives import row_losses
 
-RowSums = list[mx.array]  # of log-probs, [B] for each micro-batch
+ByBatch = list[mx.array]  # one value per row, [B] for each micro-batch
 
 
 @dataclass(frozen=True)
@@ -26,33 +26,33 @@ class Objective:
     loss: str  # of a preference method
     scalars: Mapping[str, float]
     constants: Mapping[str, mx.array]  # [B] each: labels, and reference log-probs as the loss sees them
-    counts: RowSums  # the targets of every row
+    counts: ByBatch  # the targets of every row
 
-    def losses(self, sums: RowSums) -> mx.array:
+    def losses(self, sums: ByBatch) -> mx.array:
         """Returns the loss of each row or pair [B]."""
         return row_losses(self.method.name, self.loss, self._columns(sums), self.scalars)
 
-    def total(self, sums: RowSums) -> mx.array:
+    def total(self, sums: ByBatch) -> mx.array:
         """Returns the scalar sum of the losses, never a mean: the division is the coordinator's."""
         return self.losses(sums).sum()
 
-    def row_outputs(self, sums: RowSums) -> mx.array:
+    def row_outputs(self, sums: ByBatch) -> mx.array:
         """Returns the row outputs [B, columns], in the order of `MethodSpec.row_outputs`."""
         columns = {LOSS: self.losses(sums), **self._columns(sums)}
         return mx.stack([columns[name] for name in self.method.row_outputs], axis=1)
 
-    def _columns(self, sums: RowSums) -> dict[str, mx.array]:
+    def _columns(self, sums: ByBatch) -> dict[str, mx.array]:
         return {**dict(zip(self.method.policy, seen(self.loss, sums, self.counts), strict=True)), **self.constants}
 
 
-def seen(loss: str, sums: RowSums, counts: RowSums) -> RowSums:
+def seen(loss: str, sums: ByBatch, counts: ByBatch) -> ByBatch:
     """Returns row sums as the loss takes them: for `ipo` the means over the `counts` targets of a row."""
     if loss not in PER_TOKEN_MEAN:
         return sums
     return [total / count for total, count in zip(sums, counts, strict=True)]
 
 
-def target_counts(leaf: Leaf) -> RowSums:
+def target_counts(leaf: Leaf) -> ByBatch:
     """Returns the targets of every row, float32 [B] for each micro-batch."""
     return [mx.array([float(row.targets.sum()) for row in rows]) for rows in branches(leaf)]
 

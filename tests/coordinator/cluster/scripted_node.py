@@ -37,7 +37,8 @@ ADAPTER = np.full(ELEMENTS, np.float32(0.25))
 
 def new_cluster(**changes: Any) -> Cluster:
     """A cluster with the default timing, and what a test changes of its settings."""
-    return Cluster(ClusterSettings("run", 5, SPEC, VERSIONS, 7001, **changes))
+    values = {"run": "run", "incarnation": 5, "spec": SPEC, "versions": VERSIONS, "data_port": 7001}
+    return Cluster(ClusterSettings(**{**values, **changes}))
 
 
 def introduction(session: SessionId, manifest: Manifest = MANIFEST, model_hash: str = MODEL_HASH) -> m.Loaded:

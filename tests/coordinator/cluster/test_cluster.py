@@ -38,7 +38,8 @@ def test_a_node_is_admitted_welcomed_tried_and_given_the_adapter() -> None:
     bench.cluster.set_adapter(3, ADAPTER)
     node = ScriptedNode(bench, "mini-1")
     node.enlist()
-    assert node.heard(m.Accept, CONTROL) == [m.Accept(SessionId("run", 5, 1), 7001, 2.0, WORKER_ENVIRONMENT, 1.0)]
+    session = SessionId("run", 5, node.session.number)
+    assert node.heard(m.Accept, CONTROL) == [m.Accept(session, 7001, 2.0, WORKER_ENVIRONMENT, 1.0)]
     assert node.state == "connecting"
     node.hello()
     assert node.heard(m.Welcome) == [m.Welcome(node.session, SPEC)]

@@ -83,7 +83,9 @@ def test_an_offer_of_what_is_not_the_nodes_missing_subtree_is_stale_and_changes_
     assert snapshot(bench) == before
 
 
-@pytest.mark.parametrize("change", [{"run": "another"}, {"incarnation": 4}, {"incarnation": 6}, {"number": 9}], ids=str)
+@pytest.mark.parametrize(
+    "change", [{"run": "another"}, {"incarnation": 4}, {"incarnation": 6}, {"number": "9"}], ids=str
+)
 def test_a_message_of_another_session_is_stale_and_changes_nothing(change: dict[str, Any]) -> None:
     bench = Bench()
     node, _ = working(bench, "a", "b")

@@ -8,7 +8,7 @@ from mlxdist.protocol.states import NodeEvent, NodeState
 
 
 def node_of(name: str) -> Node:
-    return Node(name, SessionId("run", 1, 1), Control(b"peer", 0.0))
+    return Node(name, SessionId("run", 1, "1"), Control(b"peer", 0.0))
 
 
 def test_a_node_works_when_it_is_ready_or_busy_and_moves_only_as_the_table_says() -> None:

@@ -19,7 +19,9 @@ from tests.coordinator.cluster.scripted_node import PARTIAL, new_cluster, reques
 
 
 def nodes_of(*names: str) -> list[Node]:
-    return [Node(name, SessionId("run", 1, index), Control(name.encode(), 0.0)) for index, name in enumerate(names)]
+    return [
+        Node(name, SessionId("run", 1, str(index)), Control(name.encode(), 0.0)) for index, name in enumerate(names)
+    ]
 
 
 def placed(round_: Round, nodes: Sequence[Node]) -> list[Placement]:

@@ -8,9 +8,10 @@ from mlxdist.coordinator.cluster.events import NodeNews
 from mlxdist.coordinator.fleet.fleet import Fleet
 from mlxdist.coordinator.fleet.sleep_detector import Absence
 from mlxdist.protocol import messages as m
-from mlxdist.protocol.transport import CONTROL, MemoryHub
+from mlxdist.protocol.transport import CONTROL
 from mlxdist.protocol.wire import decode, encode
 from tests.coordinator.cluster.scripted_node import new_cluster
+from tests.memory_cluster import RunningCluster
 
 HOURS = 8 * 3600.0
 BEAT, DEAD = 2.0, 15.0
@@ -33,7 +34,7 @@ class Watched:
     """A fleet with one supervisor, which beats when the test says so."""
 
     clocks: TwoClocks = field(default_factory=TwoClocks)
-    hub: MemoryHub = field(default_factory=MemoryHub)
+    hub: RunningCluster = field(default_factory=RunningCluster)
     news: list[NodeNews] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -45,7 +46,7 @@ class Watched:
         self.link = self.hub.connect(CONTROL, b"a")
         self.link.send(encode(m.Register(m.PROTOCOL_VERSION, "a", 0, {"host": "a"})))
         self.look()
-        (admit,) = [message for message, _ in map(decode, self.link.receive(0)) if isinstance(message, m.Accept)]
+        (admit,) = [message for message, _ in map(decode, self.link.down) if isinstance(message, m.Accept)]
         self.session = admit.session
 
     def look(self) -> None:

@@ -1,10 +1,9 @@
 """Partials on their way up: whatever arrives when, the sum has the same bits, memory is bounded, and the step ends."""
 
 import random
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,26 +12,19 @@ from hypothesis import strategies as st
 
 from mlxdist.coordinator.cluster.buffers import BufferPool
 from mlxdist.coordinator.cluster.uploads import Uploads
-from mlxdist.coordinator.schedule.assign import NodeSeconds
 from mlxdist.coordinator.schedule.rounds import Request
-from mlxdist.node.link.jobs import ComputeAssignment, ComputeCanary, LoadModel, Partial
-from mlxdist.node.link.session import Session
+from mlxdist.node.link.jobs import Partial
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import WireError
-from mlxdist.protocol.transport import CONTROL, DATA, Parcel
-from mlxdist.protocol.tree import Span, TreeSum, fold, fold_span, subtrees
+from mlxdist.protocol.tree import TreeSum, fold
 from mlxdist.protocol.vectors import Vector
-from mlxdist.protocol.wire import Frames, decode, encode
-from tests.coordinator.cluster.scripted_node import (
-    CANARY,
-    MANIFEST,
-    VERSIONS,
-    give_back,
-    introduction,
-    leaf_of,
-    new_cluster,
-)
+from mlxdist.protocol.wire import Frames
+from tests.coordinator.cluster.scripted_node import MANIFEST, give_back, leaf_of, new_cluster
+from tests.memory_cluster import Move, SummingCluster, split_at
+from tests.memory_nodes import MemoryNode, PretendedEngine
+
+Choice = Callable[[list[Move]], Callable[[], object]]
 
 ELEMENTS = manifests.size(MANIFEST)
 
@@ -47,132 +39,67 @@ def add(left: Vector, right: Vector) -> Vector:
     return left + right
 
 
-@dataclass
-class RacingNode:
-    """A real session with a pretended model; its link delivers one message at a time, when it is told to."""
-
-    name: str
-    session: Session | None = None
-    up: deque[Frames] = field(default_factory=deque)
-    down: deque[Frames] = field(default_factory=deque)
-    jobs: deque[Callable[[], None]] = field(default_factory=deque)  # the worker's own pace
-    lowest: int = 0  # the leaf that it works on, for the adversary's choice
-
-    def start(self, session: m.SessionId) -> None:
-        self.session = Session(self.name, session, elements=ELEMENTS)
-        self.session.say(m.Hello(session, VERSIONS))
-        self.flush()
-
-    def flush(self) -> None:
-        assert self.session is not None
-        self.up.extend(encode(*outgoing) for outgoing in self.session.take_outgoing())
-
-    def hear(self) -> None:
-        assert self.session is not None
-        self.session.handle(*decode(self.down.popleft()))
-        while self.session.jobs:
-            match self.session.jobs.popleft():
-                case LoadModel():
-                    self.session.say(introduction(self.session.id))
-                case ComputeCanary():
-                    self.session.say(m.CanaryAnswer(self.session.id, CANARY))
-                case ComputeAssignment() as job:
-                    for span in subtrees(job.assignment.total, Span(job.assignment.start, job.assignment.stop)):
-                        self.jobs.append(lambda span=span, job=job: self.compute(job, span))  # type: ignore[misc]
-        self.flush()
-
-    def compute(self, job: ComputeAssignment, span: Span) -> None:
-        assert self.session is not None
-        self.lowest = span.start
-        task = job.assignment
-
-        def one(leaf: int) -> Vector:
-            assert self.session is not None
-            answer = m.LeafAnswer(self.session.id, task.step, task.attempt, task.adapter_version, leaf, 1, 1.0, 0)
-            self.session.say(answer, np.float32([leaf]).tobytes())
-            return gradient_of(leaf, job.adapter)
-
-        self.session.deliver(Partial(task, span, fold_span(span, one, add)))
-        self.flush()
+ENGINE = PretendedEngine(
+    MANIFEST, lambda job, leaf: gradient_of(leaf, job.adapter), lambda job, leaf: np.array([leaf], np.float32)
+)
 
 
-class Race:
+class Race(SummingCluster):
     """A cluster, nodes and the loop that sums; `moves` are all that could happen next.
 
-    `cuts` split the leaves among the nodes, at worse places than any good assignment would.
+    A link delivers one message at a time, and a node computes one subtree at a time, when it is told to. `cuts` split
+    the leaves among the nodes, at worse places than any good assignment would.
     """
 
     def __init__(self, nodes: int) -> None:
-        self.cluster = new_cluster()
-        self.cluster.scheduler.assigner = self.split
+        super().__init__()
+        self.coordinate(new_cluster())
+        self.cluster.scheduler.assigner = lambda seconds: split_at(self.cuts, seconds)
         self.cuts: Sequence[int] = ()
-        self.nodes = {f"node-{index}": RacingNode(f"node-{index}") for index in range(nodes)}
-        self.fetched: list[tuple[Span, Vector]] = []
-        self.freed: list[Vector] = []
-        self.total: TreeSum[Vector] = TreeSum(1, self.add)
-        for name, node in self.nodes.items():
-            self.receive(CONTROL, name, encode(m.Register(m.PROTOCOL_VERSION, name, 0, {})))
-            node.start(self.cluster.nodes[name].session)
-        while any(node.up or node.down for node in self.nodes.values()):
-            for _, move in self.moves():
+        self.lowest: dict[str, int] = defaultdict(int)  # the leaf that a node works on, for the adversary's choice
+        for _ in range(nodes):
+            self.join(ENGINE)
+        while moves := self.moves():
+            for _, move in moves:
                 move()
         assert all(node.works for node in self.cluster.nodes.values())
 
-    def split(self, seconds: Mapping[str, NodeSeconds]) -> dict[str, Span]:
-        total = len(next(iter(seconds.values())).leaves)
-        edges = [0, *sorted(min(cut, total) for cut in self.cuts), total]
-        runs = (Span(start, stop) for start, stop in pairwise(edges))
-        return {name: run for name, run in zip(seconds, runs, strict=True) if len(run)}
-
-    def add(self, left: Vector, right: Vector) -> Vector:
-        np.add(left, right, out=left)
-        self.freed.append(right)
-        return left
-
-    def receive(self, channel: str, peer: str, frames: Frames) -> None:
-        self.cluster.receive(Parcel(channel, peer.encode(), frames), 0.0)
+    def post(self, channel: str, peer: bytes, frames: Frames) -> None:
+        super().post(channel, peer, frames)
+        self.pump()
         assert self.cluster.failure is None
-        self.collect()
 
-    def collect(self) -> None:
-        for parcel in self.cluster.take_outgoing():
-            if parcel.channel == DATA:
-                self.nodes[parcel.peer.decode()].down.append([bytes(frame) for frame in parcel.frames])
+    def work(self, node: MemoryNode) -> None:
+        while node.can_work:
+            if isinstance(result := node.step(), Partial):
+                self.lowest[node.name] = result.span.start
+                return
 
     def begin(self, request: Request, adapter: Vector) -> None:
         self.cluster.set_adapter(request.adapter_version, adapter)
         self.total = TreeSum(len(request.leaves), self.add)
         self.cluster.begin(request)
-        self.collect()
+        self.pump()
 
-    def moves(self) -> list[tuple[str, Callable[[], None]]]:
-        found: list[tuple[str, Callable[[], None]]] = []
-        for name, node in self.nodes.items():
-            if node.jobs:
-                found.append((f"work {node.lowest}", lambda node=node: node.jobs.popleft()()))  # type: ignore[misc]
-            if node.down:
-                found.append((f"down {node.lowest}", node.hear))
-            if node.up:
-                found.append(
-                    (f"up {node.lowest}", lambda name=name, node=node: self.receive(DATA, name, node.up.popleft()))
-                )  # type: ignore[misc]
-        current = self.cluster.round
-        if self.fetched:
-            found.append(("sum", self.sum_one))
-        elif current is not None and current.partials:
-            found.append(("fetch", lambda: self.fetched.extend(self.cluster.fetch_partials())))
+    def moves(self) -> list[Move]:
+        found: list[Move] = []
+        for node in self.nodes.values():
+            lowest = self.lowest[node.name]
+            if node.can_work:
+                found.append((f"work {lowest}", partial(self.work, node)))
+            for wire in (node.control, *([node.wire] if node.wire else [])):
+                if wire.down:
+                    found.append((f"down {lowest}", partial(self.deliver_down, wire)))
+                if wire.up:
+                    found.append((f"up {lowest}", partial(self.deliver_up, wire)))
+        if (loop := self.loop()) is not None:
+            found.append(("loop", loop))
         return found
 
-    def sum_one(self) -> None:
-        self.total.put(*self.fetched.pop(0))
-        if not self.fetched:  # the loop gives back once per fetch
-            give_back(self.cluster, self.freed)
-            self.freed = []
-            self.collect()
-
-    def finish(self, choose: Callable[[list[tuple[str, Callable[[], None]]]], Callable[[], None]]) -> Vector:
+    def finish(self, choose: Choice) -> Vector:
         current = self.cluster.round
         assert current is not None
+        assert self.total is not None
         while not (self.total.done and current.complete):
             moves = self.moves()
             assert moves, "nothing can happen any more, and the step is not done"
@@ -187,15 +114,12 @@ def bound(nodes: int, leaves: int) -> int:
     return nodes + 2 + (leaves - 1).bit_length()
 
 
-Choice = Callable[[list[tuple[str, Callable[[], None]]]], Callable[[], None]]
-
-
 def at_random(seed: int) -> Choice:
     drawn = random.Random(seed)
     return lambda moves: drawn.choice(moves)[1]
 
 
-def highest_leaf_first(moves: list[tuple[str, Callable[[], None]]]) -> Callable[[], None]:
+def highest_leaf_first(moves: list[Move]) -> Callable[[], object]:
     """The sum can use nothing for as long as possible."""
     return max(moves, key=lambda move: int(move[0].split()[1]) if " " in move[0] else 10**6)[1]
 
@@ -206,7 +130,7 @@ def the_loop_last(seed: int) -> Choice:
     return lambda moves: drawn.choice([move for move in moves if " " in move[0]] or moves)[1]
 
 
-def highest_leaf_first_and_the_loop_last(moves: list[tuple[str, Callable[[], None]]]) -> Callable[[], None]:
+def highest_leaf_first_and_the_loop_last(moves: list[Move]) -> Callable[[], object]:
     links = [move for move in moves if " " in move[0]]
     return highest_leaf_first(links or moves)
 
@@ -258,7 +182,7 @@ def test_unfair_shares_with_many_partials_fill_the_memory_to_the_bound_and_not_b
 
 
 def offer_of(start: int, stop: int, stream: int) -> m.VectorOffer:
-    return m.VectorOffer(m.SessionId("run", 1, 1), stream, "partial", 0, ELEMENTS, 1, 1, start, stop, 0, ELEMENTS)
+    return m.VectorOffer(m.SessionId("run", 1, "1"), stream, "partial", 0, ELEMENTS, 1, 1, start, stop, 0, ELEMENTS)
 
 
 def admitted(uploads: Uploads, lowest: int) -> list[tuple[str, int, int]]:

@@ -2,13 +2,14 @@
 
 import json
 import tomllib
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxdist.coordinator.config.keys import hints, value_at
+from mlxdist.coordinator.config.keys import hints
 from mlxdist.coordinator.config.load import load_config
 from mlxdist.coordinator.config.toml_file import key_lines
 from mlxdist.protocol.errors import ConfigError
@@ -41,7 +42,7 @@ def test_the_example_shows_every_key_with_its_real_default(tmp_path: Path) -> No
     plain = tmp_path / "run.toml"
     plain.write_text('model = "mlx-community/SmolLM2-135M-Instruct"\ndata = "data"')
     config = load_config(plain)
-    real = {key: value_at(config, key) for key in hints()}
+    real = {key: attrgetter(key)(config) for key in hints()}
     assert real["output"] == tmp_path / shown.pop("output")
     assert real["data.path"] == str(tmp_path / shown.pop("data.path"))
     assert shown.pop("train.epochs") is not None
@@ -55,7 +56,7 @@ def test_the_defaults_of_every_method_are_keys_and_fit_them(tmp_path: Path) -> N
         defaults = spec.defaults
         sets = [f"{key}={json.dumps(value)}" for key, value in defaults.items()]
         config = load_config(run_file(tmp_path, ""), [f"method={method}", *sets])
-        assert all(value_at(config, key) == value for key, value in defaults.items())
+        assert all(attrgetter(key)(config) == value for key, value in defaults.items())
 
 
 def test_lines_are_found_through_long_strings_lists_and_comments() -> None:

@@ -162,7 +162,7 @@ class Family:
     turn: str
 
     def turns(self, render: str) -> list[str]:
-        """What a render shows of each assistant turn, its end token included."""
+        """Returns the text of each assistant turn in a render, its end token included."""
         return re.findall(self.turn, render, re.DOTALL)
 
 
@@ -180,8 +180,8 @@ FAMILIES = {
     "r1": Family(R1, r"(?:<\|assistant\|>|\[/RESULT\](?!<\|user\|>|$))(.*?</s>)"),
     "declares": Family(DECLARES, _CHATML_TURN),
     "kimi": Family(KIMI, r"<\|assistant\|>(.*?<\|im_end\|>)"),
-    "mistral": Family(MISTRAL, r"(?<=[\]>])( [^\[]*?</s>)"),
-    "drops system": Family(DROPS_SYSTEM, r"(?<=[\]>])( [^\[]*?</s>)"),
+    "mistral": Family(MISTRAL, r"(?<=[\]>])( (?:(?!\[[A-Z/]).)*?</s>)"),
+    "drops system": Family(DROPS_SYSTEM, r"(?<=[\]>])( (?:(?!\[[A-Z/]).)*?</s>)"),
 }
 SPECIAL = (
     *("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<think>"),

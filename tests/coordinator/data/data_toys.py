@@ -142,7 +142,7 @@ def texts(*lengths: int) -> list[dict[str, Any]]:
 
 
 def refusal(folder: Path, rows: Sequence[Any], method: str = "sft", **values: Any) -> str:
-    """What refused data are told."""
+    """Returns the message with which the data are refused."""
     with pytest.raises(DataError) as caught:
         toy_read(folder, rows, method, **values)
     assert caught.value.exit_code == 2

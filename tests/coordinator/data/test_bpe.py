@@ -37,7 +37,7 @@ def read_rows(model: Path, folder: Path, rows: list[Any], method: str = "sft", *
 
 
 def parts(row: Row, encoding: Encoding) -> tuple[str, str]:
-    """What is not trained and what is, as text."""
+    """Returns the part that is not trained and the part that is, as text."""
     return tuple(encoding.tokenizer.decode(row.ids[row.targets == side]) for side in (0, 1))  # type: ignore[return-value]
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from mlxdist.coordinator.batch.batch_order import Step, steps, validation_step
-from mlxdist.coordinator.batch.kl_pairs import kl_rows
-from mlxdist.coordinator.batch.micro_batches import cut, cut_kl
+from mlxdist.coordinator.batch.micro_batches import cut, cut_kl, kl_rows
 from mlxdist.coordinator.batch.row_store import StoredRows
 from mlxdist.protocol.leaves import Leaf
 from tests.coordinator.data.data_toys import texts, toy_config, toy_read

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mlxdist.coordinator.batch.batch_order import Step
-from mlxdist.coordinator.batch.kl_pairs import kl_rows
+from mlxdist.coordinator.batch.micro_batches import kl_rows
 from mlxdist.protocol.errors import DataError
 from tests.coordinator.data.data_toys import ToyTokenizer, all_shown, shown, thinking_template, toy_read
 

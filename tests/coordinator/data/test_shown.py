@@ -1,4 +1,4 @@
-"""What a template does not show, removes or inserts is said with its share, and which argument of it changes that."""
+"""Fields that a template does not show, parts that it removes or inserts, are said with the argument that helps."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -12,7 +12,6 @@ from mlxdist.coordinator.config.run_spec import run_spec
 from mlxdist.coordinator.config.schema import BatchConfig, DataConfig, LoraConfig, MemoryConfig, RunConfig
 from mlxdist.coordinator.memory.fit import Machine, fit, kept_settings, node_limits
 from mlxdist.coordinator.memory.model_files import adapter_elements, find_model, read_model
-from mlxdist.coordinator.storage.run_folder import RunFolder
 from mlxdist.protocol.budget import limit_bytes, usable_bytes
 from mlxdist.protocol.errors import ConfigError
 from tests.laws.memory_fleet import ListRows, make_row
@@ -152,12 +151,11 @@ def test_a_joiner_that_does_not_fit_is_refused_by_what_it_says_of_itself(tmp_pat
     assert memory.refusal("late", {}) is None
 
 
-def test_a_resumed_run_keeps_what_auto_meant(model: Path, tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    folder.config.write_text(json.dumps({"memory": {"segment_size": 1, "head_chunk": 32}}))
-    kept = kept_settings(folder, config_of(model)).memory
+def test_a_resumed_run_keeps_what_auto_meant(model: Path) -> None:
+    before = {"memory.segment_size": 1, "memory.head_chunk": 32}
+    kept = kept_settings(before, config_of(model)).memory
     assert (kept.segment_size, kept.head_chunk) == (1, 32)
-    other = kept_settings(folder, config_of(model, segment_size="off", head_chunk=64)).memory
+    other = kept_settings(before, config_of(model, segment_size="off", head_chunk=64)).memory
     assert (other.segment_size, other.head_chunk) == ("off", 64)
 
 

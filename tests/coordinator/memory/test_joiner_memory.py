@@ -12,15 +12,12 @@ from mlxdist.coordinator.config.hosts import local_hosts
 from mlxdist.coordinator.config.schema import BatchConfig, DataConfig, LoraConfig, MemoryConfig, RunConfig, TrainConfig
 from mlxdist.coordinator.memory.fit import Machine, fit
 from mlxdist.coordinator.memory.node_memory import NodeMemory
-from mlxdist.coordinator.methods.kinds import Sft
-from mlxdist.coordinator.train import Run, train
-from mlxdist.coordinator.training.adamw import no_moments
-from mlxdist.coordinator.training.initial_adapter import draw
-from mlxdist.coordinator.training.state import State
 from mlxdist.node.work.engine import Engine
 from tests.coordinator.training.watched import Recorder
-from tests.laws.memory_fleet import ListRows, MemoryNode, MemoryNodes, make_row, memory_cluster
+from tests.laws.memory_fleet import ListRows, make_row, memory_cluster, train_sft
 from tests.laws.model_folder import VOCABULARY
+from tests.memory_cluster import MemoryCluster
+from tests.memory_nodes import MemoryNode
 
 GB = 10**9
 LARGE = {"memory_bytes": str(64 * GB), "system": "Darwin 24.1"}
@@ -49,21 +46,15 @@ def trained(
     config: RunConfig, memory: NodeMemory, joiner: dict[str, str] | None
 ) -> tuple[str, MemoryNode | None, list[NodeNews]]:
     """Returns the SHA-256 of the adapter after a run of one node that `joiner` asks to join before the third step."""
-    recorder, joined, items = Recorder(), [], rows()
-    with memory_cluster(config, [Engine()], memory=memory) as (fleet, nodes):
-        vector = draw(fleet.wait_for_model().manifest, 0)
-        fleet.send_adapter(0, vector)
-        fleet.wait_for_nodes(1, 1, 0.0)
-        news: list[NodeNews] = []
-        fleet._on_news = news.append
+    recorder, joined, news = Recorder(), list[MemoryNode](), list[NodeNews]()
+    with memory_cluster(config, [Engine()], news.append, memory=memory) as (fleet, nodes):
 
-        def before(step: int, nodes: MemoryNodes = nodes) -> None:
+        def before(step: int, nodes: MemoryCluster = nodes) -> None:
             if step == 3 and joiner is not None:
-                joined.append(nodes.join(Engine(), joiner))
+                joined.append(nodes.join(Engine(), host=joiner))
 
         recorder.before = before
-        loop = Run(config, Sft(config, items, None), items, recorder, 4, fleet, recorder, recorder)  # type: ignore[arg-type]
-        state = train(loop, State(vector, no_moments(len(vector))))
+        state = train_sft(config, fleet, 1, rows(), recorder)
     return hashlib.sha256(state.adapter.tobytes()).hexdigest(), next(iter(joined), None), news
 
 

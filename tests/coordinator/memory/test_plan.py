@@ -1,4 +1,5 @@
 import json
+import re
 from dataclasses import replace
 from io import StringIO
 from itertools import product
@@ -70,6 +71,26 @@ def test_a_run_takes_its_steps_times_the_step(model: Path) -> None:
     assert plan.tokens == pytest.approx(mean)
     assert plan.hours == pytest.approx(100 * (mean / 100) / 3600, rel=0.2)
     assert plan_of(model, *local_hosts(1).nodes).hours is None
+
+
+def test_a_run_limited_by_hours_is_planned_with_them_and_with_the_most_steps_that_they_hold(model: Path) -> None:
+    config = RunConfig(
+        model=str(model),
+        output=model / "run",
+        data=DataConfig(path="none"),
+        train=TrainConfig(steps=None, max_hours=2.0),
+    )
+
+    def shown(options: PlanOptions) -> str:
+        plan = make_plan(config, local_hosts(1).nodes, [ROWS], read_model(model), MACHINE, options)
+        console = Console(width=160, record=True, file=StringIO())
+        print_plan(plan, console)
+        return console.export_text()
+
+    assert "2 h 00 min with evaluations and saves; number of steps not known" in shown(PlanOptions())
+    said = shown(PlanOptions(tokens_per_second=100.0))
+    assert re.search(r"2 h 00 min with evaluations and saves: at most [\d,]+ steps of", said)
+    assert "without evaluations" not in said
 
 
 @pytest.mark.parametrize(("nodes", "micro", "accumulated"), list(product((1, 2, 3, 5, 8), (1, 2, 3), (1, 2, 3))))

@@ -15,7 +15,8 @@ from mlxdist.coordinator.memory.prediction import (
     model_shape,
     peak,
 )
-from mlxdist.node.backward.backward import GradientPath, gradient
+from mlxdist.node.backward.backward import GradientPath, backward
+from mlxdist.node.backward.events import gathered
 from mlxdist.node.backward.parameters import trainable
 from scripts.bench_memory import law_bytes, one_layer
 from scripts.plain_gradient import padded_rows
@@ -66,7 +67,8 @@ def measured(segment_size: int, batches: int, half: bool, length: int, chunk: in
     mx.clear_cache()
     before = mx.get_active_memory()
     mx.reset_peak_memory()
-    gradient(model, leaf, lambda sums: -sum(s.sum() for s in sums), head_chunk=chunk, path=GradientPath(segment_size))
+    path = GradientPath(segment_size)
+    gathered(backward(model, leaf, lambda sums: -sum(s.sum() for s in sums), head_chunk=chunk, path=path))
     above = mx.get_peak_memory() - before
     shape = model_shape({**CONFIG, "dtype": "bfloat16" if half else "float32"})
     size = LeafSize(length, length, batches=batches, adapter=adapter)

@@ -262,11 +262,11 @@ def test_a_terminal_keeps_the_sentences_and_a_pipe_gets_lines() -> None:
 
 
 def test_no_color_is_respected() -> None:
-    def colours(environ: Mapping[str, str]) -> bool:
+    def colors(environ: Mapping[str, str]) -> bool:
         return re.search(r"\x1b\[[\d;]*3[1-8][;m]", shown(Terminal(), environ, a_short_run)) is not None
 
-    assert colours({"TERM": "xterm-256color"})
-    assert not colours({"TERM": "xterm-256color", "NO_COLOR": "1"})
+    assert colors({"TERM": "xterm-256color"})
+    assert not colors({"TERM": "xterm-256color", "NO_COLOR": "1"})
 
 
 def test_the_cursor_comes_back_when_the_run_fails() -> None:

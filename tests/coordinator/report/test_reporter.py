@@ -133,6 +133,7 @@ def test_a_step_is_one_line_with_trls_names_and_what_a_person_reads(
             "tokens_per_second": 40.0,
             "all_tokens_per_second": 100.0,
             "seconds": 2.0,
+            "elapsed_seconds": 0.0,
             "disturbed": False,
             "leaves_recomputed": 0,
             "seconds_paused": 0.0,
@@ -300,7 +301,7 @@ def test_losses_outlive_a_crash_of_the_coordinator(run: RunFolder, heard: Heard,
 def test_a_stage_that_tells_every_row_does_not_fill_the_file(run: RunFolder, heard: Heard, clock: FakeClock) -> None:
     report = reporter(run, heard, clock)
     for row in range(1001):
-        report.stage("tokenising", row / 1000)
+        report.stage("tokenizing", row / 1000)
     assert len(events(run)) <= 21
     assert [events(run)[0]["progress"], events(run)[-1]["progress"]] == [0.0, 1.0]
     assert len(heard.calls) == 1001

@@ -27,7 +27,7 @@ from mlxdist.coordinator.training.validation import Evaluation
 from mlxdist.protocol import manifest as manifests
 
 MANIFEST = manifests.make({"model.layers.0.q_proj.lora_a": (40, 4), "model.layers.0.q_proj.lora_b": (4, 30)})
-EVENTS = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.symlink", "os.truncate")
+EVENTS = ("open", "os.rename", "os.link", "os.remove", "os.rmdir", "os.mkdir", "os.symlink", "os.truncate")
 CUTS = (0, 1, 8, 100, 700, 1200, 1500, 3000, 4000)  # bytes that a file may have when the power goes; the state has more
 ONLY_READS = os.O_WRONLY | os.O_RDWR
 
@@ -54,7 +54,7 @@ def save_step(folder: Path, step: int) -> None:
     saver = Saver(run, config, MANIFEST, identity_of("same", MANIFEST, "model", ""), report)
     size = manifests.size(MANIFEST)
     state = State(np.full(size, step, np.float32), replace(no_moments(size), step=step))
-    saver.checkpoint(state, Evaluation(step, 1.0 / step, is_best=True))
+    saver.checkpoint(state, Evaluation(step, 1.0 / step if step else 9.0, is_best=True))
     saver.save_if_due(state, last=False)
     saver.final(state)
 
@@ -96,9 +96,10 @@ def crashes(folder: Path, step: int, prepare: Callable[[], None]) -> bool:
 
 
 def main(base: Path) -> None:
-    """Crash at every stage of saving step 2, over what step 1 has left."""
+    """Crash at every stage of saving step 2, over what steps 0 and 1 have left."""
     (base / "state").mkdir(parents=True)
-    save_step(base, 1)
+    for step in (0, 1):  # two generations of the state
+        save_step(base, step)
     stage, crashed = 0, True
     while crashed:
         folder = base.with_name(f"stage-{stage:02d}")

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 from mlxdist.coordinator.export import export_adapter, module_keys
 from mlxdist.coordinator.storage.adapter_files import applied_ranks, load_adapter
 from mlxdist.protocol.errors import UserError
+from tests.coordinator.storage.torn_files import TORN
 
 SCALE = 2.5
 IDS = mx.array([[1, 5, 9, 3, 7, 2, 11, 30]])
@@ -246,6 +247,25 @@ def test_a_folder_that_is_no_adapter_is_refused_with_its_reason(tmp_path: Path) 
         load_adapter(tmp_path)
     (tmp_path / "adapters.safetensors").write_bytes(b"torn")
     with pytest.raises(UserError, match="cannot be read"):
+        load_adapter(tmp_path)
+
+
+@pytest.mark.parametrize("damage", TORN)
+def test_a_torn_adapter_is_refused_before_its_tensors_are_read(damage: str, tmp_path: Path) -> None:
+    export_adapter(tmp_path, linear(2), base_model="m", num_layers=-1, scale=1.0)
+    (tmp_path / "adapters.safetensors").write_bytes(TORN[damage])
+    with pytest.raises(UserError, match=r"adapters\.safetensors cannot be read \(.*\)\. Copy it again"):
+        load_adapter(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "ranks", [[], {"model.layers.0.self_attn.q_proj": "x"}, {"model.layers.0.self_attn.q_proj": []}]
+)
+def test_ranks_that_are_no_numbers_are_refused(ranks: object, tmp_path: Path) -> None:
+    export_adapter(tmp_path, linear(2), base_model="m", num_layers=-1, scale=1.0)
+    path = tmp_path / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "applied_ranks": ranks}))
+    with pytest.raises(UserError, match="does not fit together"):
         load_adapter(tmp_path)
 
 

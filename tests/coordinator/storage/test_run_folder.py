@@ -134,6 +134,31 @@ def test_resuming_where_there_is_no_run_is_refused_and_makes_nothing(tmp_path: P
     assert names(tmp_path) == set()
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("", "it is empty"),
+        ("[]", "in place of a JSON object"),
+        ("{}", "it lacks version and created_at"),
+        ("\0", "JSON"),
+    ],
+)
+def test_a_damaged_manifest_is_refused_in_one_sentence_and_the_run_can_do_without(
+    content: str, reason: str, tmp_path: Path
+) -> None:
+    run = opened(tmp_path)
+    (run.state / "resume.safetensors").write_bytes(b"a state")
+    run.manifest.write_text(content)
+    with pytest.raises(
+        UserError, match=rf"manifest\.json cannot be used: .*{reason}.*delete it and add --resume again"
+    ):
+        opened(tmp_path, resume=True)
+    assert run.manifest.read_text() == content
+    run.manifest.unlink()
+    opened(tmp_path, resume=True)
+    assert json.loads(run.manifest.read_text())["created_at"] == NOON.isoformat()
+
+
 def test_a_resumed_run_keeps_its_date_and_finds_its_new_place(tmp_path: Path) -> None:
     opened(tmp_path / "old")
     (tmp_path / "old").rename(tmp_path / "new")
@@ -167,7 +192,7 @@ def test_what_a_crash_left_aside_is_cleared_when_the_run_is_opened(tmp_path: Pat
 
 def test_a_line_that_a_crash_tore_is_ended_so_that_the_next_event_stands_alone(tmp_path: Path) -> None:
     run = opened(tmp_path)
-    for told, mended in [("", ""), ('{"a": 1}\n', '{"a": 1}\n'), ('{"a": 1}\n{"b', '{"a": 1}\n{"b\n')]:
+    for told, ended in [("", ""), ('{"a": 1}\n', '{"a": 1}\n'), ('{"a": 1}\n{"b', '{"a": 1}\n{"b\n')]:
         run.metrics_jsonl.write_text(told)
         opened(tmp_path, resume=True)
-        assert run.metrics_jsonl.read_text() == mended
+        assert run.metrics_jsonl.read_text() == ended
