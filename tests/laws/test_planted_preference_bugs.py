@@ -110,6 +110,7 @@ def test_a_reference_with_dropout_has_no_first_step_of_rewards_0(model: Path) ->
     assert metrics["rewards/margins"] != 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mean of means", "own reference points", "roll within nodes", "sums in order"])
 def test_what_depends_on_the_nodes_does_not_have_the_bits_of_one_node(name: str, model: Path) -> None:
     loss, make = METHODS.get(name, ("sigmoid", made(PartsInOrder)))

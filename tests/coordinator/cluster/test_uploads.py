@@ -167,6 +167,7 @@ def test_any_arrival_order_ends_with_the_same_bits_within_the_bound(data: st.Dat
 LEAVES = tuple(leaf_of(index) for index in range(127))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", sorted(STRATEGIES))
 def test_unfair_shares_with_many_partials_fill_the_memory_to_the_bound_and_not_beyond(strategy: str) -> None:
     fullest = 0

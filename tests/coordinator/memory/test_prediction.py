@@ -75,6 +75,7 @@ def measured(segment_size: int, batches: int, half: bool, length: int, chunk: in
     return above, peak(shape, size, segment_size=segment_size, head_chunk=chunk)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("batches", [1, 2])
 @pytest.mark.parametrize("segment_size", [WHOLE_GRAPH, 1, 2, 3])
@@ -83,6 +84,7 @@ def test_peak_memory_is_as_predicted_within_a_fifth(segment_size: int, batches: 
     assert 0.8 < above / predicted < 1.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batches", [1, 2])
 @pytest.mark.parametrize(("length", "chunk"), [(256, 128), (512, 32)])
 def test_a_segment_of_one_layer_holds_no_more_than_a_layer_a_chunk_the_borders_and_the_adapter(
