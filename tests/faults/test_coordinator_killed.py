@@ -36,7 +36,7 @@ keep_checkpoints = 5
 beat_seconds = 0.1
 """
 TIMED = ("time", "wall_seconds", "seconds", "tokens_per_second", "all_tokens_per_second", "peak_gb", "message")
-TIMED += ("disturbed", "leaves_recomputed", "seconds_paused")  # the cost of losses
+TIMED += ("elapsed_seconds", "disturbed", "leaves_recomputed", "seconds_paused")  # and the cost of losses
 
 
 def write_run(folder: Path, model: Path, output: Path) -> Path:
