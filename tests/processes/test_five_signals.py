@@ -122,7 +122,8 @@ def test_five_signals_during_the_training_save_the_step_of_the_last_line(
     step = int(found[1])
     assert load_state(run)[0].step == step
     steps = [event["step"] for event in events(run.path, "train")]
-    assert steps == list(range(1, step + 1 + (phase == "evaluation")))  # a step is saved with its evaluation
+    told = [list(range(1, step + 1)), list(range(1, step + 2))]  # an interrupt may come after the line of a step,
+    assert steps in told[phase == "evaluation" :]  # before it is whole: then the step is done again
     assert json.loads(run.metrics_json.read_text())["status"] == "interrupted"
     assert [event["status"] for event in events(run.path, "done")] == ["interrupted"]
     assert not list(run.path.rglob(".*.aside"))
