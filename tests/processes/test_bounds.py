@@ -183,7 +183,7 @@ def test_fifty_joins_and_leaves_leave_no_file_open(model: Path) -> None:
 def settled(process: psutil.Process, expected: int = 0) -> int:
     """Waits until the number of open files no longer falls (ZeroMQ closes connections later), and returns it."""
     lowest, quiet = process.num_fds(), 0
-    while quiet < 10 and lowest > expected:
+    while quiet < 40 and lowest > expected:
         threading.Event().wait(0.1)
         now = process.num_fds()
         quiet = 0 if now < lowest else quiet + 1
