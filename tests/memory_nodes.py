@@ -53,7 +53,7 @@ class Wire:
         return self.open
 
     def receive(self, timeout: float) -> list[Frames]:
-        """What has arrived at the node's end; never waits."""
+        """Takes what has arrived at the node's end; never waits."""
         arrived, self.inbox = self.inbox, []
         return arrived
 
