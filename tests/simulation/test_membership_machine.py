@@ -119,7 +119,7 @@ QUICK = settings(
 )
 # Without shrinking, which would take minutes and shows nothing that a planted bug does not say itself.
 SEARCH = settings(
-    QUICK, max_examples=300, phases=(Phase.generate,), derandomize=True, database=None, report_multiple_bugs=False
+    QUICK, max_examples=1000, phases=(Phase.generate,), derandomize=True, database=None, report_multiple_bugs=False
 )
 SOON = ("both of a race count", "damage is not seen", "lost leaves are forgotten", "summed buffers are kept")
 
