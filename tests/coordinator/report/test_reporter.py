@@ -234,7 +234,7 @@ def test_a_node_that_flaps_is_told_ever_more_seldom_but_a_loss_always(
 ) -> None:
     report = reporter(run, heard, clock)
     for _ in range(3):
-        for state, cause in [("ready", ""), ("suspect", "no beat for 6 s"), ("ready", "beats again")]:
+        for state, cause in [("ready", ""), ("suspect", "no heartbeat for 6 s"), ("ready", "heard again")]:
             report.node(NodeNews("flaps", state, cause))
             clock.seconds += 1
     report.node(NodeNews("flaps", "dead", "not heard for 15 s"))
@@ -375,7 +375,7 @@ def test_trimming_keeps_what_happened_apart_from_steps(run: RunFolder, heard: He
     report = reporter(run, heard, clock)
     report.stage("loading")
     report.step(step(1))
-    report.node(NodeNews("mini-1", "dead", "no beat for 15 s"))
+    report.node(NodeNews("mini-1", "dead", "no heartbeat for 15 s"))
     report.step(step(2))
     before = run.metrics_jsonl.read_text().splitlines()
     trim_metrics(run.metrics_jsonl, 1)
