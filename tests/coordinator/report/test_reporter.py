@@ -307,6 +307,14 @@ def test_a_stage_that_tells_every_row_does_not_fill_the_file(run: RunFolder, hea
     assert len(heard.calls) == 1001
 
 
+def test_the_cause_of_a_failure_is_in_the_file_and_is_left_to_the_command_on_the_terminal(
+    run: RunFolder, heard: Heard, clock: FakeClock
+) -> None:
+    reporter(run, heard, clock).done("The gradient is not finite.", "failed", "the run failed")
+    assert (events(run)[-1]["status"], events(run)[-1]["message"]) == ("failed", "The gradient is not finite.")
+    assert heard.calls == [("end", "the run failed")]
+
+
 def test_the_summary_tells_the_whole_run(run: RunFolder, heard: Heard, clock: FakeClock) -> None:
     report = reporter(run, heard, clock)
     live_through(run, report, clock, range(1, 5))
