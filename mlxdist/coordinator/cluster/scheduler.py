@@ -41,8 +41,7 @@ class Scheduler:
     deadlines: Deadlines = field(init=False)
 
     def __post_init__(self) -> None:
-        timing = self.settings.timing
-        self.deadlines = Deadlines(timing.progress_seconds, timing.progress_factor, timing.start_timeout)
+        self.deadlines = Deadlines(self.settings.timing)
 
     def current(self) -> Round:
         """The round in work, or the last one. Raises StaleError before the first."""
