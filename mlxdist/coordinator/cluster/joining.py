@@ -57,7 +57,10 @@ class Joining:
             events += members.lose(known, NodeEvent.LOST, "its supervisor was restarted")
         if known is None or known.gone:
             if known is None and not members.room():
-                return [*events, Send(CONTROL, peer, m.Reject("too many nodes take part or did: start another run"))]
+                return [
+                    *events,
+                    Send(CONTROL, peer, m.Reject("too many nodes have taken part in this run: start another one")),
+                ]
             if too_large := self.settings.memory.refusal(message.name, message.host):
                 news = NodeNews(message.name, "refused", too_large.removeprefix(f"{message.name} "))
                 return [*events, news, Send(CONTROL, peer, m.Reject(too_large))]
@@ -110,7 +113,7 @@ class Joining:
         if node.worker.data is not None and node.worker.data != peer:
             raise StaleError("Hello from another connection than the worker's")
         if node.worker.data is not None:
-            return self.members.start_again(node, "its worker said hello again", now)
+            return self.members.start_again(node, "its worker connected again", now)
         node.move(NodeEvent.WORKER_HELLO)
         node.worker.data = peer
         check_versions(node.name, self.settings.versions, message.versions)

@@ -137,7 +137,7 @@ class Membership:
         if silent > timing.dead_seconds:
             return self.lose(node, NodeEvent.LOST, f"not heard for {silent:.3g} s")
         if control.closed is not None and now - control.closed > timing.return_seconds:
-            why = f"its connection was closed, and {timing.return_seconds:.3g} s passed"
+            why = f"its connection stayed closed for {timing.return_seconds:.3g} s"
             return self.lose(node, NodeEvent.LOST, why)
         if (silent > timing.suspect_seconds or control.closed is not None) and node.works:
             node.move(NodeEvent.SILENT)

@@ -34,7 +34,7 @@ class Scheduler:
     leaves_recomputed: int = 0  # of the rounds before
     paused_at: float | None = None  # since when too few nodes can work
     spare: dict[str, int] = field(default_factory=dict)  # nodes that the last steps left out: in how many
-    _told: set[str] = field(default_factory=set)  # nodes of which it was said that they cost more than they bring
+    _told: set[str] = field(default_factory=set)  # nodes of which it was said that they slow the step down
     pacing: Pacing = field(default_factory=Pacing)
     _seconds: dict[str, NodeSeconds] = field(default_factory=dict)
     _attempts: int = 0
