@@ -14,13 +14,16 @@ class Source(NamedTuple):
     port: int
 
 
-def source_of(descriptor: int) -> Source | None:
-    """Returns the other end of a connection; None where it has ended already, or is no TCP connection."""
+GONE = Source("an address that was gone at once", 0)
+
+
+def source_of(descriptor: int) -> Source:
+    """Returns the other end of a connection; GONE where it has ended already, or is no TCP connection."""
     try:
         with socket.socket(fileno=os.dup(descriptor)) as end:
             address, port = end.getpeername()[:2]
     except (OSError, ValueError):
-        return None
+        return GONE
     return Source(plain_address(address), int(port))
 
 
@@ -29,7 +32,7 @@ def shut(descriptor: int, source: Source) -> None:
 
     The number may have been given to another file by now: one with another end is left alone.
     """
-    if source_of(descriptor) == source:
+    if source != GONE and source_of(descriptor) == source:
         with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as end:
             end.shutdown(socket.SHUT_RDWR)
 

@@ -48,8 +48,6 @@ class Doorway:
         source, reason, self._reason = self.waiting.pop(descriptor, None), self._reason, ""
         if source is not None:
             self.refusals.append(Refusal(source.address, reason or NO_HANDSHAKE))
-        elif reason:
-            self.refusals.append(Refusal("an address that is gone", reason))
 
     def take_refusals(self) -> list[Refusal]:
         """Returns the refusals since the last call."""

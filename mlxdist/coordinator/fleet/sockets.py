@@ -185,8 +185,7 @@ class RouterHub:
             told = recv_monitor_message(monitor)
             match told["event"]:
                 case zmq.EVENT_ACCEPTED:
-                    source = source_of(told["value"])
-                    crowded = self._doorway.accepted(told["value"], source) if source is not None else None
+                    crowded = self._doorway.accepted(told["value"], source_of(told["value"]))
                     if crowded is not None:
                         shut(*crowded)
                 case zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED:
