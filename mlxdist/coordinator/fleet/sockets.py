@@ -27,6 +27,7 @@ HANDSHAKE_SECONDS = 10
 RETRY_SECONDS = 60
 KEEPALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 60, zmq.TCP_KEEPALIVE_INTVL: 10, zmq.TCP_KEEPALIVE_CNT: 6}
 
+BACKLOG = 512  # connections that the system keeps until they are accepted: one that is lost comes again 1 s later
 IO_THREADS = 2  # encryption is done in them
 DOMAIN = "mlxdist"
 WATCHED = (
@@ -108,6 +109,7 @@ class RouterHub:
         router.setsockopt(zmq.ROUTER_HANDOVER, 1)
         router.setsockopt(zmq.MAXMSGSIZE, MOST_FRAME)
         router.setsockopt(zmq.RCVHWM, MOST_QUEUED)
+        router.setsockopt(zmq.BACKLOG, BACKLOG)
         router.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_SECONDS * 1000)
         router.setsockopt(zmq.TCP_MAXRT, RETRY_SECONDS * 1000)
         for option, value in KEEPALIVE.items():
