@@ -44,7 +44,7 @@ def chosen_keys(
             f"this Mac knows no key of the coordinator at {host}, and connects beyond itself only with keys. On the "
             f"Mac that launches, type `mlxdist nodes admit {name} {public}`, which prints the command for this Mac"
         )
-    return NodeKeys(store.own_pair().secret, trusted)
+    return NodeKeys(store.own_pair().secret, trusted.public)
 
 
 def is_loopback(host: str) -> bool:

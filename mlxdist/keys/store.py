@@ -10,8 +10,10 @@ A name is bound to one key, and a key to one name.
 
 import os
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain, count
 from pathlib import Path
 
 import msgspec
@@ -25,7 +27,7 @@ FOLDER = ".mlxdist"  # in the home folder
 
 
 class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A node or a coordinator that is known, since a time in ISO 8601. `secret`: only of a node whose key we made."""
+    """A node that is known, since a time in ISO 8601. `secret`: only of a node whose key we made."""
 
     public: PublicKey
     since: str
@@ -33,6 +35,16 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
     def __repr__(self) -> str:
         return f"Known(public={self.public!r}, since={self.since!r})"
+
+
+class Trusted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A coordinator that this Mac trusts, by the host under which a person has named it."""
+
+    host: str
+    public: PublicKey
+    since: str  # ISO 8601
+    port: int = 0  # the control port of its runs; 0: not known
+    name: str = ""  # of this Mac there; empty: as this Mac is called
 
 
 @dataclass(frozen=True)
@@ -92,6 +104,22 @@ class KeyStore:
         if not path.exists():
             write_private(path, Known(public, now.astimezone(UTC).isoformat(timespec="seconds")))
 
+    def welcome(self, wish: str, public: str, *, taken: Collection[str] = (), now: datetime) -> str:
+        """Lets the node with this key take part. Returns its name: the one that it has, else `wish` or the next free one.
+
+        `taken`: names that are not free. Raises UserError for a name that cannot be one.
+        """
+        for name, known in self.known_nodes()[0].items():
+            if known.public == public:
+                return name
+        used = {name.casefold() for name in taken}
+        if self.nodes.is_dir():
+            used |= {path.name.casefold() for path in self.nodes.iterdir()}
+        choices = chain([wish], (f"{wish[:60]}-{number}" for number in count(2)))
+        name = next(choice for choice in choices if choice.casefold() not in used)
+        self.admit(name, public, now=now)
+        return name
+
     def node_pair(self, name: str, *, now: datetime) -> Pair:
         """Returns the pair of a node whose keys are made here and sent to it over ssh; it is made when there is none.
 
@@ -128,14 +156,20 @@ class KeyStore:
 
     # ---- coordinators, at the node
 
-    def trust(self, host: str, public: str, *, now: datetime) -> None:
-        """Notes the key of the coordinator at a host."""
-        write_private(self._coordinator(host), Known(public, now.astimezone(UTC).isoformat(timespec="seconds")))
+    def trust(self, host: str, public: str, *, now: datetime, port: int = 0, name: str = "") -> None:
+        """Notes the key of the coordinator at a host, the control port of its runs and the name of this Mac there."""
+        since = now.astimezone(UTC).isoformat(timespec="seconds")
+        write_private(self._coordinator(host), Trusted(host, public, since, port, name))
 
-    def trusted(self, host: str) -> str | None:
-        """Returns the public key of the coordinator at a host; None: it is not known."""
+    def trusted(self, host: str) -> "Trusted | None":
+        """Returns the coordinator at a host; None: it is not known. Raises UserError for a file that cannot be used."""
         path = self._coordinator(host)
-        return read_private(path, Known).public if path.exists() else None
+        return read_private(path, Trusted) if path.exists() else None
+
+    def coordinators(self) -> list["Trusted"]:
+        """Returns all coordinators that are known. Raises UserError for a file that cannot be used."""
+        folder = self.folder / "coordinators"
+        return [read_private(path, Trusted) for path in sorted(folder.glob("[!.]*"))]
 
     def _coordinator(self, host: str) -> Path:
         return self.folder / "coordinators" / re.sub(r"[^a-z0-9_%:-]|^\.", "_", host.lower())
