@@ -59,6 +59,7 @@ class NodeSpec:
     model: str = ""  # folder of the model on that host; "" = as the run says
     memory_limit_gb: Annotated[float, Meta(ge=0)] = 0.0  # GB (10^9 bytes) for MLX; 0 = what the machine allows
     transport: Literal["tcp", "ssh"] = "tcp"  # ssh: both connections go through ssh -R
+    ssh_options: tuple[str, ...] = ()  # words for ssh before its own: ["-F", "/path/config"]
     caffeinate: bool = True  # keeps the Mac awake while it works (macOS only)
 
 
