@@ -7,10 +7,11 @@
 
     python scripts/cluster_bed.py                        # prints how to use the bed, and keeps it until Ctrl-C
     python scripts/cluster_bed.py mlxdist doctor …       # runs a command on the coordinator, then removes the bed
+    python scripts/cluster_bed.py --internet mlxdist sync …    # the same, with this machine's own network as well
 
-The coordinator is 10.77.0.1. It has no other network, and the Macs have none either. Users, shells and a missing program
-are bind mounts that only the sshd of that Mac and its children see, so nothing of this system is changed, and the bed
-is gone when its processes are. It needs Linux, root, ip, tc, sshd, ssh, rsync, fish and csh.
+The coordinator is 10.77.0.1. The Macs have no other network than their switch. Users, shells and a missing
+program are bind mounts that only the sshd of that Mac and its children see, so nothing of this system is changed, and
+the bed is gone when its processes are. It needs Linux, root, ip, tc, sshd, ssh, rsync, fish and csh.
 """
 
 import os
@@ -28,8 +29,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.faults.namespaces import COORDINATOR, Office, office  # noqa: E402
-from tests.faults.namespaces import why_not as no_namespaces  # noqa: E402
+from tests.faults.namespaces import COORDINATOR, Office, office
+from tests.faults.namespaces import why_not as no_namespaces
 
 USER, UID = "mac", 64123
 MBIT, BURST_KB, BUFFER_KB = 1000, 256, 1024  # a gigabit switch; the burst lets tbf reach its rate at any timer
@@ -103,10 +104,15 @@ class Bed:
         """Returns the command that runs `command` in the coordinator's namespace."""
         return ["ip", "netns", "exec", self.office.coordinator, *command]
 
-    def run(self, *command: str, timeout: float = 300.0, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
-        """Runs a command on the coordinator and returns its output and exit code."""
+    def run(
+        self, *command: str, timeout: float = 300.0, cwd: Path | None = None, internet: bool = False
+    ) -> "subprocess.CompletedProcess[str]":
+        """Runs a command on the coordinator and returns its output and exit code.
+
+        `internet`: in this machine's own network, from where only ssh reaches the Macs.
+        """
         return subprocess.run(
-            self.here(*command),
+            command if internet else self.here(*command),
             env=self.environment,
             cwd=cwd,
             stdin=subprocess.DEVNULL,
@@ -204,7 +210,9 @@ def _write_client(bed: Bed) -> None:
         known.append(f"{mac.name},{bed.address(mac.name)} {key}")
         blocks.append(f"Host {mac.name}\n  HostName {bed.address(mac.name)}\n  User {USER}\n")
     (bed.folder / "known_hosts").write_text("".join(known))
-    both = f"  IdentityFile {bed.folder / 'id'}\n  UserKnownHostsFile {bed.folder / 'known_hosts'}\n  HashKnownHosts no\n"
+    both = (
+        f"  IdentityFile {bed.folder / 'id'}\n  UserKnownHostsFile {bed.folder / 'known_hosts'}\n  HashKnownHosts no\n"
+    )
     # A command outside the coordinator's namespace reaches the Macs too: the socket is opened inside, and handed out.
     inside = f"ip netns exec {bed.office.coordinator} {sys.executable} {bed.folder / 'dial.py'} %h %p"
     both += f"  ProxyUseFdpass yes\n  ProxyCommand {inside}\n"
@@ -266,7 +274,8 @@ def main(command: Sequence[str]) -> int:
         folder.chmod(0o755)
         with cluster_bed(folder) as bed:
             if command:
-                return subprocess.run(bed.here(*command), env=bed.environment, check=False).returncode
+                words = command[1:] if command[0] == "--internet" else bed.here(*command)
+                return subprocess.run(words, env=bed.environment, check=False).returncode
             print(f"the Macs: {', '.join(mac.name for mac in bed.macs)}; the coordinator is {COORDINATOR}")
             print(f"a shell on the coordinator: PATH={bed.folder / 'bin'}:$PATH {' '.join(bed.here('sh'))}")
             print("Ctrl-C removes everything")
