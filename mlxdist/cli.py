@@ -15,6 +15,8 @@ from mlxdist import __version__
 from mlxdist.protocol.errors import MlxdistError, UserError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from mlxdist.coordinator.config.hosts import Hosts
 
 OPEN_FILES = 4096
@@ -250,6 +252,19 @@ def plan(
 
 
 @app.command()
+def sync(
+    hosts: Annotated[Path, typer.Option(metavar="HOSTS.TOML", help="The Macs to sync.")],
+    run: RunFile = None,
+    clean: Annotated[bool, typer.Option("--clean", help="Remove old environments and their files as well.")] = False,
+    set_: Changes = None,
+) -> None:
+    """Put an equal environment and the run's model on every host, over ssh. Only this Mac downloads."""
+    from rich.console import Console
+
+    sys.exit(_sync(hosts, run, set_, Console(), clean=clean))
+
+
+@app.command()
 def selfcheck(
     json: AsJson = False,
 ) -> None:
@@ -266,6 +281,18 @@ def _cluster(hosts: Path | None, nodes: int | None) -> "Hosts":
     if hosts is not None and nodes is not None:
         raise UserError("--nodes counts nodes on this machine, and --hosts lists them in a file: give one of the two")
     return load_hosts(hosts) if hosts is not None else local_hosts(nodes or 1)
+
+
+def _sync(hosts: Path, run: Path | None, changes: Sequence[str] | None, console: "Console", *, clean: bool) -> int:
+    from mlxdist.coordinator.config.hosts import load_hosts
+    from mlxdist.coordinator.config.load import load_config
+    from mlxdist.coordinator.sync.downloads import cache_folder
+    from mlxdist.coordinator.sync.sync import sync as synced
+    from mlxdist.coordinator.sync.view import show
+
+    cluster = load_hosts(hosts)
+    model = load_config(run or cluster.run, changes or ()).model if run or cluster.run else ""
+    return show(synced(cluster, model, cache_folder(os.environ), clean_up=clean), console)
 
 
 def _endpoint(text: str) -> tuple[str, int]:
