@@ -75,15 +75,7 @@ class Hosts:
 # Values that need a feature of a later version: (test of a value, sentence when it needs the feature).
 # Delete an entry when its feature lands; nothing else needs to change.
 NOT_YET: Mapping[str, tuple[Callable[[Any], bool], str]] = MappingProxyType(
-    {
-        "coordinator.host": (lambda host: not is_local(host), "starting the coordinator on another Mac"),
-        "nodes.host": (lambda host: not is_local(host), 'launching over ssh; until then host = "localhost"'),
-        "nodes.user": (bool, "launching over ssh"),
-        "nodes.python": (bool, "an interpreter of its own for a node"),
-        "nodes.workdir": (bool, "a work folder of its own for a node"),
-        "nodes.model": (bool, "a model folder of its own for a node"),
-        "nodes.transport": (lambda transport: transport != "tcp", "connections through ssh"),
-    }
+    {"coordinator.host": (lambda host: not is_local(host), "starting the coordinator on another Mac")}
 )
 
 

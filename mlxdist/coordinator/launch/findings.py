@@ -1,4 +1,4 @@
-"""What is wrong with a host, from what ssh and a command there have answered: a sentence, and the command to type.
+"""The faults of a host, from what ssh and a command there have answered: a sentence, and the command to type.
 
 Pure functions. The patterns are those of OpenSSH, of sh, of Python, and of macOS; the tests hold recorded outputs.
 """
@@ -105,8 +105,9 @@ SSH_PATTERNS = (
     ),
     Pattern(
         "unreachable",
-        r"(?i)timed out|did not respond|kex_exchange_identification|ssh_dispatch_run_fatal|Connection (?:reset|closed) by"
-        r"|connect to host \S+ port \d+: |not responding|closed by remote host|Broken pipe|client_loop",
+        r"(?i)timed out|did not respond|kex_exchange_identification|ssh_dispatch_run_fatal"
+        r"|Connection (?:reset|closed) by|connect to host \S+ port \d+: |not responding|closed by remote host"
+        r"|Broken pipe|client_loop",
         "the connection was not made, or was lost",
         "See whether it is on and awake, and try {ssh}",
         passes=True,
@@ -213,7 +214,7 @@ def command_finding(answer: Answer, interpreter: str) -> Finding | None:
     if answer.code in (NOT_FOUND, NOT_RUN):
         return Finding(
             "interpreter missing",
-            f"there is no Python at {quoted(interpreter)}",
+            f"there is no Python that its user may run at {quoted(interpreter)}",
             "Type mlxdist sync --hosts hosts.toml, or set python for it in hosts.toml",
         )
     return None
