@@ -347,6 +347,42 @@ def plan(
     sys.exit(show_plan(config, cluster, PlanOptions(tokens_per_second, link_gbit, json), Console()))
 
 
+hosts_app = typer.Typer(no_args_is_help=True, help="The file that lists the Macs of a cluster.")
+app.add_typer(hosts_app, name="hosts")
+
+
+@hosts_app.command("init")
+def hosts_init(
+    hosts: Annotated[
+        list[str] | None, typer.Argument(metavar="[USER@]HOST...", help="Default: list those that Bonjour finds.")
+    ] = None,
+    output: Annotated[Path, typer.Option(metavar="HOSTS.TOML", help="The file to write.")] = Path("hosts.toml"),
+    ssh_options: Annotated[str, typer.Option(metavar="WORDS", help="Words for ssh, as '-J gate -p 2222'.")] = "",
+) -> None:
+    """Look at Macs over ssh, and write a first hosts.toml with a key for each. Nothing is overwritten."""
+    import shlex
+
+    if not hosts:
+        from mlxdist.coordinator.launch.bonjour import nearby_hosts
+
+        found = nearby_hosts()
+        if not found:
+            raise UserError(
+                "no Mac with Remote Login was found in this network: name them, as mlxdist hosts init mini-1"
+            )
+        print("\n".join(found))
+        print(f"\nType, with those that you want:\n  mlxdist hosts init {shlex.join(found)}")
+        return
+    from mlxdist.coordinator.launch.hosts_init import describe, write_hosts
+    from mlxdist.keys.store import KeyStore
+
+    looked = write_hosts(output, hosts, shlex.split(ssh_options), KeyStore.of_user())
+    for one in looked:
+        print(f"{one.name}: {one.fault or describe(one.seen)}")
+    print(f"wrote {output}, and a key for each node; next, type: mlxdist sync --hosts {shlex.quote(str(output))}")
+    sys.exit(1 if any(one.fault for one in looked) else 0)
+
+
 @app.command()
 def sync(
     hosts: Annotated[Path, typer.Option(metavar="HOSTS.TOML", help="The Macs to sync.")],

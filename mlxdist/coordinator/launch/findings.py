@@ -43,6 +43,8 @@ class Pattern:
 REMOTE_LOGIN = "System Settings, General, Sharing, Remote Login (or: sudo systemsetup -setremotelogin on)"
 LOCAL_NETWORK = "System Settings, Privacy & Security, Local Network"
 
+PRIVATE = "/(?:Volumes|Documents|Desktop|Downloads|Library/Mobile Documents)(?:/|$)"
+
 # {ssh}: the ssh command that a person can type; {host}: the host; {login}: user@host. The first match counts.
 SSH_PATTERNS = (
     Pattern(
@@ -130,16 +132,16 @@ COMMAND_PATTERNS = (
     ),
     Pattern(
         "privacy",
-        r"(?:([^\s:'\"]*(?:/Volumes/|/Documents|/Desktop|/Downloads|/Library/Mobile Documents)[^:'\"\n]*)['\"]?: )?"
-        r"Operation not permitted(?:: ['\"]([^'\"\n]+))?",
+        rf"([^\s:'\"]*{PRIVATE}[^:'\"\n]*)['\"]?: Operation not permitted"
+        rf"|Operation not permitted: ['\"]([^'\"\n]*{PRIVATE}[^'\"\n]*)",
         "macOS keeps programs that ssh starts from this folder {0}{1}",
         "Take a folder outside Documents, Desktop, Downloads and external volumes, or allow it: System Settings, "
         "General, Sharing, Remote Login, Allow full disk access for remote users",
     ),
     Pattern(
         "mlxdist missing",
-        r"No module named '?mlxdist\b",
-        "its interpreter has no mlxdist",
+        r"No module named '?mlxdist\b|No package metadata was found for",
+        "its interpreter has no mlxdist, or not all that it needs",
         "Type mlxdist sync --hosts hosts.toml",
     ),
     Pattern(
