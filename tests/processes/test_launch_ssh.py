@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -22,7 +21,7 @@ from tests.processes.ssh_server import ssh_server, why_not
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.skipif(bool(why_not()), reason=why_not())]
 
 ROOT = Path(__file__).parents[2]
-STEPS = 60
+STEPS = 20
 RUN = """
 model = "{model}"
 output = "{output}"
@@ -121,7 +120,7 @@ def test_a_run_over_ssh_has_the_bits_of_one_machine_though_a_connection_is_lost(
         carriers[0].kill()
         said += read_until(process, "the adapter is in")
         assert process.wait() == 0
-    assert "mini-1" in said.partition("step 1 of")[2]
+    assert re.search("mini-1: dead, its supervisor, or ssh, ended with exit code -9", said)
     assert all_gone(place)
     config = load_config(place / "run.toml", [f"output={place / 'alone'}"])
     assert run(config, local_hosts(1), resume=False, environ={}) == 0
@@ -131,27 +130,14 @@ def test_a_run_over_ssh_has_the_bits_of_one_machine_though_a_connection_is_lost(
     assert "the run is over" in log
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
-def test_nothing_of_a_run_is_left_on_its_hosts_after_its_launcher(number: int, code: int, place: Path) -> None:
-    with launch(place, f"ended-{code}", "--set", "train.steps=100000") as process:
-        read_until(process, "step 1 of")
-        assert len(nodes_of(place)) >= 4
-        process.send_signal(number)
-        assert process.stdout is not None
-        process.stdout.read()
-        assert process.wait() == code
-    assert all_gone(place)
-
-
-def test_a_second_run_on_the_same_hosts_is_told_so_and_disturbs_none(place: Path) -> None:
+def test_two_runs_on_the_same_hosts_do_not_disturb_each_other_and_leave_nothing_behind(place: Path) -> None:
     with launch(place, "first", "--set", "train.steps=100000") as first:
         read_until(first, "step 1 of")
-        with launch(place, "second", "--set", "train.steps=3") as second:
+        with launch(place, "second", "--set", "train.steps=2") as second:
             said = read_until(second, "the adapter is in")
             assert second.wait() == 0
         assert re.search(r"mini-1: another run works there and shares its memory: .*first\.", said)
-        read_until(first, r"step \d+0 of")
-        assert first.poll() is None
-        first.send_signal(signal.SIGINT)
-        assert "no node" not in read_until(first, "interrupted")
+        assert "dead" not in read_until(first, r"step \d+0 of")
+        assert len(nodes_of(place)) >= 4
+        first.kill()
     assert all_gone(place)

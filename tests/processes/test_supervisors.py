@@ -14,7 +14,7 @@ import pytest
 from mlxdist.coordinator.config.hosts import NodeSpec
 from mlxdist.coordinator.fleet.ended import Ended, Printed
 from mlxdist.coordinator.launch.supervisors import Start, Supervisors
-from mlxdist.protocol.launched import LaunchOrder
+from mlxdist.protocol.launched import AWAY, LaunchOrder
 from tests.processes.ssh_server import Server, ssh_server, why_not
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.skipif(bool(why_not()), reason=why_not())]
@@ -175,6 +175,20 @@ def test_a_host_that_refuses_at_the_start_is_not_waited_for(program: Program, se
     nodes.stop()
 
 
+@pytest.mark.parametrize(("code", "final"), [(0, False), (AWAY, False), (1, True)])
+def test_a_node_that_heard_nothing_of_us_is_started_again_and_one_that_was_refused_is_not(
+    code: int, final: bool, program: Program
+) -> None:
+    nodes = supervisors()
+    nodes.start([start_of(program("mini-1", f"exit {code}"))])
+    ended = events_until(nodes, lambda event: isinstance(event, Ended))[-1]
+    assert isinstance(ended, Ended)
+    assert ended.final == final
+    if not final:
+        events_until(nodes, lambda event: isinstance(event, Ended))
+    nodes.stop()
+
+
 def test_a_tunnel_gives_the_node_two_ports_of_its_own_and_none_that_is_open(program: Program) -> None:
     nodes = supervisors()
     nodes.start([start_of(program("mini-1", OBEDIENT), forwards=(("127.0.0.1", 7001), ("127.0.0.1", 7002)))])
@@ -193,7 +207,7 @@ LAUNCHER = """
 import sys, time
 from mlxdist.coordinator.config.hosts import NodeSpec
 from mlxdist.coordinator.launch.supervisors import Start, Supervisors
-from mlxdist.protocol.launched import LaunchOrder
+from mlxdist.protocol.launched import AWAY, LaunchOrder
 nodes = Supervisors("pairs", 1.0, 1.0)
 node = NodeSpec(name="mini-1", host="mini-1", python=sys.argv[1], ssh_options=("-F", sys.argv[2]))
 nodes.start([Start(node, b"null\\n", LaunchOrder("10.0.0.1", 5555))])

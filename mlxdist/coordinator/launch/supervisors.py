@@ -187,10 +187,10 @@ class Supervisors:
         name = one.start.node.name
         if fault is not None:
             return NodeError(f"{name}: {fault}")
-        lines = "\n".join(f"  | {line}" for line in one.output.tail)
-        return NodeError(
-            f"{name}: its supervisor ended with exit code {code}; the last lines that it printed:\n{lines}"
-        )
+        what = "its supervisor, or ssh," if one.remote else "its supervisor"
+        lines = "".join(f"\n  | {line}" for line in one.output.tail)
+        last = f"; the last lines that it printed:{lines}" if lines else ""
+        return NodeError(f"{name}: {what} ended with exit code {code}{last}")
 
     def stop(self) -> list[Printed]:
         """Ends all supervisors, and returns the last lines that they printed.
