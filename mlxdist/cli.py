@@ -265,6 +265,35 @@ def sync(
 
 
 @app.command()
+def doctor(
+    hosts: Annotated[Path, typer.Option(metavar="HOSTS.TOML", help="The Macs to look at.")],
+    run: RunFile = None,
+    json: AsJson = False,
+    set_: Changes = None,
+) -> None:
+    """Look at every host and say what would keep it from training, with the cure. Exit code 1: a host is blocked."""
+    from rich.console import Console
+
+    from mlxdist.coordinator.config.hosts import load_hosts
+    from mlxdist.coordinator.config.load import load_config
+    from mlxdist.coordinator.doctor.doctor import examine
+    from mlxdist.coordinator.doctor.view import as_json, show
+    from mlxdist.coordinator.memory.model_files import find_model
+    from mlxdist.coordinator.sync.model_files import model_files
+    from mlxdist.protocol.versions import versions
+
+    more_open_files()
+    cluster = load_hosts(hosts)
+    model = load_config(run or cluster.run, set_ or ()).model if run or cluster.run else ""
+    reports = examine(cluster, versions(), model, model_files(model) if model and find_model(model) else ())
+    if json:
+        print(as_json(reports))
+    else:
+        show(reports, Console())
+    sys.exit(int(any(report.blocked for report in reports)))
+
+
+@app.command()
 def selfcheck(
     json: AsJson = False,
 ) -> None:
