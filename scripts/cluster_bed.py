@@ -133,6 +133,10 @@ class Bed:
             raise OSError(f"{name}: {' '.join(command)}: {done.stderr.strip()}")
         return done.stdout
 
+    def give(self, name: str, folder: Path) -> None:
+        """Gives everything in a folder to the user of a Mac."""
+        self.inside(name, "chown", "-R", f"{UID}:{UID}", str(folder))
+
     def processes(self, name: str) -> list[int]:
         """The processes of a Mac, but its sshd."""
         return [pid for pid in _pids(self.office.node(name)) if pid != self.servers[name].pid]
@@ -219,7 +223,8 @@ def _write_client(bed: Bed) -> None:
     bed.ssh_config.write_text("".join([*blocks, "Host *\n", both]))
     (bed.folder / "dial.py").write_text(
         "import socket, sys\n"
-        "there = socket.create_connection((sys.argv[1], int(sys.argv[2])))\n"
+        "there = socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=3)\n"
+        "there.settimeout(None)\n"
         "socket.send_fds(socket.socket(fileno=1), [b'.'], [there.fileno()])\n"
     )
     script = bed.folder / "bin" / "ssh"

@@ -57,6 +57,6 @@ def clean(target: Target, workdir: str, kit: Kit) -> list[str]:
         f'[ -e "$F" ] || continue; N="${{F##*/}}"; '
         f'for K in {keep}; do case "$K" in "$N"|"$N".tar.gz) continue 2;; esac; done; '
         'case "$F" in env/*) ps -A -o args= 2>/dev/null | grep -F "$PWD/$F/" | grep -v grep >/dev/null && '
-        'echo "in use $F" && continue;; esac; rm -rf "$F" && echo "removed $F"; done; true'
+        'echo "in use $F" && continue;; esac; rm -rf "$F" 2>/dev/null && echo "removed $F" || echo "cannot remove $F"; done; true'
     )
     return checked(target, run(target, script, timeout=300), "old environments cannot be removed").out.splitlines()

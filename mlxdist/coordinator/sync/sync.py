@@ -106,8 +106,8 @@ def sync_host(wanted: Wanted) -> Iterator[Progress]:
     if needed and needed + SPARE_BYTES > facts.free_bytes:
         raise NodeError(
             f"{name}: {format_bytes(facts.free_bytes)} are free in {workdir}, and {format_bytes(needed)} are needed, "
-            f"{format_bytes(SPARE_BYTES)} to spare: free {format_bytes(needed + SPARE_BYTES - facts.free_bytes)} there, "
-            "or set workdir to a folder of another volume"
+            f"{format_bytes(SPARE_BYTES)} to spare: free {format_bytes(needed + SPARE_BYTES - facts.free_bytes)} "
+            "there, or set workdir to a folder of another volume"
         )
     yield Progress(name, "copying", 0, total)
     for done in copied(target, workdir, missing, facts.rsync) if missing else ():
