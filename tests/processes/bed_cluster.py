@@ -61,8 +61,8 @@ class BedCluster:
         return files_in(self.bed.home(name))
 
     def small_disk(self, name: str, size: str) -> str:
-        """Mounts a disk of its own on a Mac, in the user's home, and returns its folder there."""
-        folder = self.bed.home(name) / f"disk-{size}"
+        """Mounts a disk of its own on a Mac, and returns its folder there."""
+        folder = self.bed.folder / name / f"disk-{size}"
         folder.mkdir()
         self.bed.inside(name, "mount", "-t", "tmpfs", "-o", f"size={size},uid={UID}", "tmpfs", str(folder))
         return str(folder)

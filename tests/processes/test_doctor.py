@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 def with_other_mlx(cluster: BedCluster) -> str:
     """Returns an interpreter that finds another version of mlx installed."""
-    folder = cluster.bed.home(MADE) / "other"
+    folder = cluster.bed.folder / MADE / "other"
     info = folder / "mlx-0.1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mlx\nVersion: 0.1.0\n")
@@ -37,7 +37,7 @@ def test_a_healthy_cluster_has_no_finding_but_the_shell_that_talks(cluster: BedC
 
 def test_every_planted_fault_is_found_with_its_cure_and_blocks(cluster: BedCluster, model: Path) -> None:
     python = {"python": str(cluster.python)}
-    altered = cluster.bed.home("mini-1") / "altered"
+    altered = cluster.bed.folder / "mini-1" / "altered"
     altered.mkdir()
     for path in model.iterdir():
         (altered / path.name).write_bytes(path.read_bytes() + (b" " if path.name == "config.json" else b""))
