@@ -16,11 +16,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 from mlxdist.coordinator.config.hosts import CoordinatorHost, Hosts
 from mlxdist.coordinator.config.schema import RunConfig
 from mlxdist.coordinator.run import run
+from mlxdist.keys.store import FOLDER, KeyStore
 
 UP, DOWN = "up", "down"  # node -> coordinator, coordinator -> node
 COORDINATOR = "10.77.0.1"
@@ -154,30 +156,47 @@ def office(names: Sequence[str]) -> Iterator[Office]:
 
 @dataclass
 class OfficeNodes:
-    """Nodes started by hand, each in its own namespace."""
+    """Nodes started by hand, each in its own namespace, with a home and a key of its own that was admitted."""
 
     logs: Path
     office: Office
     processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
 
-    def start(self, name: str) -> None:
-        """Starts a node of this name."""
+    @property
+    def store(self) -> KeyStore:
+        """The keys of the coordinator's Mac."""
+        return KeyStore(self.home("coordinator") / FOLDER)
+
+    def home(self, name: str) -> Path:
+        """The home folder on a node's Mac."""
+        return self.logs / "homes" / name
+
+    def log(self, name: str) -> str:
+        """All that a node's supervisor has printed."""
+        return (self.logs / f"{name}.txt").read_text()
+
+    def admit(self, name: str) -> None:
+        """Admits a node by its own key, as a person does with `mlxdist key` and `mlxdist nodes admit`."""
+        self.store.admit(name, KeyStore(self.home(name) / FOLDER).own_pair().public, now=datetime.now(UTC))
+
+    def start(self, name: str, *options: str) -> None:
+        """Starts a node of this name; without `options` it has the key of the coordinator."""
         here = ["ip", "netns", "exec", self.office.node(name)]  # it becomes the command that follows
         node = [sys.executable, "-m", "mlxdist", "node", "--connect", f"{COORDINATOR}:{PORT}", "--name", name]
         with (self.logs / f"{name}.txt").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                [*here, *node, "--wait", "20m"],
+                [*here, *node, "--wait", "20m", *(options or ("--coordinator", self.store.coordinator_pair().public))],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "MLX_DISABLE_COMPILE": "1"},
+                env={**os.environ, "MLX_DISABLE_COMPILE": "1", "HOME": str(self.home(name))},
             )
 
-    def train(self, config: RunConfig, min_nodes: int) -> int:
+    def train(self, config: RunConfig, min_nodes: int, *, resume: bool = False) -> int:
         """Trains one run, with the coordinator in this process and in the coordinator's namespace."""
         hosts = Hosts(None, CoordinatorHost(bind=COORDINATOR, port=PORT, min_nodes=min_nodes), ())
         with self.office.inside():
-            return run(config, hosts, resume=False, environ={"MLXDIST_PLAIN": "1"})
+            return run(config, hosts, resume=resume, environ={"MLXDIST_PLAIN": "1"}, keys=self.store)
 
     def stop(self) -> None:
         """Ends all nodes; a worker ends with its supervisor."""
@@ -194,6 +213,7 @@ def office_nodes(logs: Path, *names: str) -> Iterator[OfficeNodes]:
         nodes = OfficeNodes(logs, here)
         try:
             for name in names:
+                nodes.admit(name)
                 nodes.start(name)
             yield nodes
         finally:

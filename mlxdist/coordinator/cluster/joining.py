@@ -10,14 +10,13 @@ from mlxdist.coordinator.cluster.events import Event, FalseAlarm, NodeNews, Send
 from mlxdist.coordinator.cluster.membership import Membership
 from mlxdist.coordinator.cluster.node import Control, Node
 from mlxdist.coordinator.cluster.settings import ClusterSettings
-from mlxdist.coordinator.config.hosts import NAME
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import StaleError, WireError
 from mlxdist.protocol.numerics import CANARY_TIMES, WORKER_ENVIRONMENT
 from mlxdist.protocol.states import NodeEvent, NodeState
 from mlxdist.protocol.transport import CONTROL
-from mlxdist.protocol.untrusted import quoted
+from mlxdist.protocol.untrusted import NODE_NAME, quoted
 
 MOST_ELEMENTS = 2**33  # of an adapter: 32 GiB
 RIVAL_BEATS = 2  # of the first supervisor, after which a second one of its name is refused
@@ -38,15 +37,18 @@ class Joining:
 
     # ---- the supervisor
 
-    def register(self, message: m.Register, peer: bytes, now: float) -> list[Event]:
-        """Admits a supervisor, refuses it, or lets it ask again while an earlier one of its name is tried."""
+    def register(self, message: m.Register, peer: bytes, now: float, owner: str = "") -> list[Event]:
+        """Admits a supervisor, refuses it, or lets it ask again while an earlier one of its name is tried.
+
+        `owner`: the name that the key of its connection belongs to; empty where connections are not encrypted.
+        """
         members = self.members
         if members.over:
             return []
         events: list[Event] = []
         known = members.nodes.get(message.name)
         rival = known is not None and not known.gone and known.control.peer != peer
-        reason = refusal(message) or members.quarantined.get(message.name, "")
+        reason = refusal(message, owner) or members.quarantined.get(message.name, "")
         if known is not None and rival and not reason:
             reason, events = self._taken(known, message, now)
         if reason:
@@ -135,12 +137,14 @@ class Joining:
         return [news_of(node, "ready")]
 
 
-def refusal(message: m.Register) -> str:
+def refusal(message: m.Register, owner: str = "") -> str:
     """The reason to refuse a supervisor, as far as its message alone tells; else empty."""
     if message.protocol != m.PROTOCOL_VERSION:
         theirs = f"{quoted(message.name)} speaks protocol {message.protocol}, the coordinator {m.PROTOCOL_VERSION}"
         return f"{theirs}: install the same mlxdist on both"
-    if not NAME.fullmatch(message.name):  # it names a log file
+    if not NODE_NAME.fullmatch(message.name):  # it names a log file
         allowed = "letters, digits, points, dashes, underscores"
         return f"a node cannot be named '{quoted(message.name, 80)}': --name takes {allowed}"
+    if owner not in ("", message.name):
+        return f"its key belongs to the node {owner}, and it calls itself {message.name}: start it with --name {owner}"
     return ""
