@@ -1,7 +1,7 @@
 """One node's part of `mlxdist doctor`: its versions, memory and GPU, and the link to the coordinator by our own wire.
 
-It reads one line of JSON from standard input: the coordinator's `host` ("" = the address by which ssh came in) and its
-`ports`. It prints one line of JSON. Nothing is written.
+It reads two lines of JSON from standard input: its keys, and the coordinator's `host` ("" = the address by which ssh
+came in) and `ports`. It prints one line of JSON. Nothing is written.
 """
 
 import json
@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 
+from mlxdist.keys.pair import keys_of_line
 from mlxdist.protocol.versions import versions
 
 
@@ -48,8 +49,8 @@ def main() -> None:
     """Answers one order."""
     from mlxdist.node.link.measure import measure
 
-    order = json.loads(sys.stdin.readline())
-    link = measure(coordinator_host(order["host"], os.environ), order["ports"])
+    keys, order = keys_of_line(sys.stdin.buffer.readline()), json.loads(sys.stdin.buffer.readline())
+    link = measure(coordinator_host(order["host"], os.environ), order["ports"], keys)
     print(json.dumps({**facts(), "link": link}))
 
 

@@ -5,10 +5,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mlxdist.coordinator.config.hosts import Hosts, NodeSpec, is_local
+from mlxdist.coordinator.config.hosts import Hosts, NodeSpec, is_local, listening_address
 from mlxdist.coordinator.doctor import checks
 from mlxdist.coordinator.doctor.checks import Check, of_finding
 from mlxdist.coordinator.doctor.link_answers import link_answers
+from mlxdist.coordinator.fleet.access import Access
 from mlxdist.coordinator.fleet.macos import SETTINGS_SCRIPT, read_settings
 from mlxdist.coordinator.launch.findings import Finding, finding, talk_finding, version_finding
 from mlxdist.coordinator.launch.quoting import path_word
@@ -16,6 +17,8 @@ from mlxdist.coordinator.launch.ssh import Answer, Target, everywhere, run, targ
 from mlxdist.coordinator.launch.workdir import interpreter_of, model_name, model_of, workdir_of
 from mlxdist.coordinator.sync.files import File, differing
 from mlxdist.coordinator.sync.host_facts import HostFacts, facts_script, read_facts
+from mlxdist.keys.pair import keys_line, new_pair
+from mlxdist.keys.store import KeyStore
 from mlxdist.protocol.errors import ConfigError, NodeError
 
 HEALTH_SECONDS = 240.0  # it waits until the links of the other hosts were measured
@@ -43,6 +46,7 @@ class Expected:
     model: str  # folder or hub id; "" where no run is named
     files: tuple[File, ...]  # of the model; empty where it is not on this machine
     order: bytes  # for the health check of a node
+    access: Access  # to the ports of the link check
 
 
 def examine(hosts: Hosts, versions: Mapping[str, str], model: str, files: Sequence[File]) -> list[HostReport]:
@@ -52,8 +56,10 @@ def examine(hosts: Hosts, versions: Mapping[str, str], model: str, files: Sequen
     """
     coordinator = hosts.coordinator
     reports, port = [], coordinator.port
+    access = Access(new_pair(), KeyStore.of_user())
+    addresses = [_address(coordinator.bind, hosts.nodes)]
     try:
-        with link_answers(_address(coordinator.bind, hosts.nodes), port):
+        with link_answers(addresses, port, access):
             pass
     except ConfigError as error:
         port = 0
@@ -63,10 +69,10 @@ def examine(hosts: Hosts, versions: Mapping[str, str], model: str, files: Sequen
         found = read_settings(run(Target("localhost"), SETTINGS_SCRIPT).out)
         reports += [checks.settings(found), checks.firewall(found)]
     own = [HostReport("coordinator", coordinator.host, tuple(reports))] if reports else []
-    with link_answers(_address(coordinator.bind, hosts.nodes), port) as ports:
+    with link_answers(addresses, port, access) as ports:
         dial = coordinator.bind if coordinator.bind not in ("auto", "*") else ""
         order = json.dumps({"host": dial, "ports": dict(ports)}).encode() + b"\n"
-        expected = Expected(versions, model, tuple(files), order)
+        expected = Expected(versions, model, tuple(files), order, access)
         return own + everywhere(lambda node: examine_host(node, expected), hosts.nodes)
 
 
@@ -94,7 +100,8 @@ def _health(node: NodeSpec, target: Target, facts: HostFacts, expected: Expected
     """Returns the checks that the node's own interpreter makes."""
     interpreter = sys.executable if target.local and not node.python else interpreter_of(node)
     script = f"exec {path_word(interpreter)} -m mlxdist.node.health"
-    answer = run(target, script, stdin=expected.order, timeout=HEALTH_SECONDS)
+    keys = keys_line(expected.access.keys_for(node.name))
+    answer = run(target, script, stdin=keys + expected.order, timeout=HEALTH_SECONDS)
     if failed := _failed(target, answer, interpreter):
         return [of_finding("Python", failed)]
     try:
@@ -149,6 +156,6 @@ def _failed(target: Target, answer: Answer, interpreter: str) -> Finding | None:
 
 
 def _address(bind: str, nodes: Sequence[NodeSpec]) -> str:
-    if bind == "auto":
-        return "127.0.0.1" if all(is_local(node.host) for node in nodes) else "*"
-    return bind
+    """Returns the address that a run would listen on: with "auto" every one, as soon as a node is elsewhere."""
+    elsewhere = not all(is_local(node.host) for node in nodes)
+    return "*" if bind == "auto" and elsewhere else listening_address(bind)

@@ -4,9 +4,10 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from mlxdist.coordinator.fleet.access import Access
 from mlxdist.coordinator.fleet.sockets import RouterHub
 from mlxdist.protocol.link_check import BLOCK, BLOCKS, DOWN, END, EVERY, GO, PING, READY
 from mlxdist.protocol.transport import CONTROL, Hub, Parcel
@@ -16,12 +17,12 @@ POLL_SECONDS = 0.2
 
 
 @contextmanager
-def link_answers(bind: str, port: int) -> Iterator[Mapping[str, int]]:
-    """Answers the link checks of nodes for a block; yields the ports by channel.
+def link_answers(addresses: Sequence[str], port: int, access: Access) -> Iterator[Mapping[str, int]]:
+    """Answers the link checks of nodes for a block, encrypted as a run is; yields the ports by channel.
 
     Raises ConfigError for a port that is in use.
     """
-    hub, closing = RouterHub(bind, port), threading.Event()
+    hub, closing = RouterHub(addresses, port, access), threading.Event()
     thread = threading.Thread(target=_answer, args=(hub, closing), name="doctor", daemon=True)
     thread.start()
     try:
@@ -38,7 +39,9 @@ def _answer(hub: Hub, closing: threading.Event) -> None:
     turn, heard = b"", time.monotonic()
     block = bytes(BLOCK)
     while not closing.is_set():
-        for channel, peer, frames in hub.receive(POLL_SECONDS):
+        for parcel in hub.receive(POLL_SECONDS):
+            channel, peer, frames = parcel.channel, parcel.peer, parcel.frames
+            hub.admitted(parcel.waiting)
             kind = bytes(frames[0]) if frames and len(frames[0]) < BLOCK else b""
             if kind not in EVERY:
                 continue

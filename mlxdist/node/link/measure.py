@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from secrets import token_hex
 from typing import Any
 
+from mlxdist.keys.pair import NodeKeys
+from mlxdist.node.link.addresses import join_endpoint
 from mlxdist.node.link.sockets import DealerLink
 from mlxdist.protocol.link_check import BLOCK, BLOCKS, DOWN, END, GO, PING, READY, UP
 from mlxdist.protocol.transport import CONTROL, DATA, Link
@@ -52,7 +54,7 @@ class Wire:
         raise SilentError(self.channel)
 
 
-def measure(host: str, ports: Mapping[str, int]) -> dict[str, Any]:
+def measure(host: str, ports: Mapping[str, int], keys: NodeKeys | None) -> dict[str, Any]:
     """Returns what the link to the coordinator is worth, or the port that is blocked.
 
     `round_trip` and `clock_offset` (this clock minus the coordinator's) are in seconds, `up` and `down` in bytes per
@@ -63,9 +65,8 @@ def measure(host: str, ports: Mapping[str, int]) -> dict[str, Any]:
             socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
         except OSError as error:
             return {"host": host, "blocked": port, "errno": error.errno or 0, "error": str(error)}
-    place = f"[{host}]" if ":" in host else host
     wires = {
-        name: Wire(name, DealerLink(f"tcp://{place}:{port}", f"doctor/{token_hex(16)}".encode()))
+        name: Wire(name, DealerLink(join_endpoint(host, port), f"doctor/{token_hex(16)}".encode(), keys=keys))
         for name, port in ports.items()
     }
     try:
