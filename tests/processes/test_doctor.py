@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.cluster_bed import HUB
 from tests.faults.namespaces import PORT
 from tests.processes.bed_cluster import MADE, NAMES, BedCluster
 
@@ -85,7 +86,7 @@ def test_every_planted_fault_is_found_with_its_cure_and_blocks(cluster: BedClust
 def test_a_port_of_the_coordinator_that_is_in_use_is_said(cluster: BedCluster) -> None:
     import socket
 
-    with cluster.bed.office.inside(), socket.create_server(("", PORT + 1)):
+    with cluster.bed.office.inside(HUB), socket.create_server(("", PORT + 1)):
         code, found = cluster.doctor(cluster.hosts("used.toml", {MADE: {}}))
     assert code == 1
     assert found["coordinator"]["network"]["value"] == "port in use"
