@@ -124,6 +124,7 @@ class Office:
     def _build(self) -> None:
         for namespace in (self.coordinator, self.cables, *map(self.node, self.names)):
             _ip("netns", "add", namespace)
+            _ip("-n", namespace, "link", "set", "lo", "up")
             with _inside(namespace):  # fills a queue until it overflows, as a Mac's does, and every Linux has it
                 Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text("reno")
         _ip("-n", self.coordinator, "link", "add", "office", "type", "bridge")
