@@ -8,9 +8,9 @@ nodes are the real processes; only the computation is replaced by a wait. A step
 for the leaves, and receives the partials.
 
 The bound of a star is the time that the coordinator's cable needs for the bytes of the vectors, one direction after the
-other: (nodes + partials) * bytes / rate. Frames cost another 4.5 % on a cable, which it leaves out. A cable carries both
-directions at once, so that a step can stay below this bound where nodes get their adapter one after the other: the
-first ones compute and send while the last ones receive. `least` is the bound of that: one adapter, then all partials.
+other: (nodes + partials) * bytes / rate. Frames cost another 4.5 % on a cable, which it leaves out. A cable carries
+both directions at once, so that a step can stay below this bound: the first nodes compute and send while the last ones
+receive. `least` is the bound of that: one adapter, then all partials.
 """
 
 import argparse
