@@ -193,7 +193,7 @@ def launch(
 def node(
     connect: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="The address of the Mac that runs launch, as mini-1.local:5555.")
-    ],
+    ] = "",
     name: Annotated[str, typer.Option(help="The name of this node in reports. Default: that of this Mac.")] = "",
     wait: Annotated[
         str, typer.Option(help="The time to wait for a run to start, or to come back: 30s, 10m, 12h.")
@@ -207,6 +207,7 @@ def node(
     ] = None,
     insecure_lan: InsecureLan = False,
     launched: Annotated[bool, typer.Option("--launched", hidden=True)] = False,
+    tag: Annotated[str, typer.Option(hidden=True)] = "",  # shows in a process list whose node it is
 ) -> None:
     """Let this Mac work for a run that another Mac launches: wait for it, work, wait for the next one."""
     from mlxdist.keys.choose import INSECURE, chosen_keys
@@ -214,18 +215,19 @@ def node(
     from mlxdist.keys.store import KeyStore
     from mlxdist.node.supervisor import first_line
     from mlxdist.node.supervisor import main as supervise
+    from mlxdist.protocol.launched import LaunchOrder, order_of_line
 
     more_open_files()
-    endpoint, name, seconds = _endpoint(connect), name or _this_mac(), _seconds(wait)
+    name = name or _this_mac()
     if launched:
-        own = keys_of_line(first_line())
+        own, order = keys_of_line(first_line()), order_of_line(first_line())
     else:
-        own = chosen_keys(
-            KeyStore.of_user(), name, endpoint[0], coordinator=coordinator, file=keys, insecure_lan=insecure_lan
-        )
+        host, port = _endpoint(connect)
+        own = chosen_keys(KeyStore.of_user(), name, host, coordinator=coordinator, file=keys, insecure_lan=insecure_lan)
+        order = LaunchOrder(host, port, wait_seconds=_seconds(wait))
         if insecure_lan:
             print(f"mlxdist node: {INSECURE}", file=sys.stderr)
-    code, reason = supervise(name, endpoint, seconds, launched=launched, keys=own)
+    code, reason = supervise(name, order, launched=launched, keys=own)
     if reason:
         print(f"mlxdist node: {reason}", file=sys.stderr)
     sys.exit(code)
@@ -343,6 +345,42 @@ def plan(
     cluster = _cluster(hosts, nodes)
     config = load_config(run or cluster.run, set_ or ())
     sys.exit(show_plan(config, cluster, PlanOptions(tokens_per_second, link_gbit, json), Console()))
+
+
+hosts_app = typer.Typer(no_args_is_help=True, help="The file that lists the Macs of a cluster.")
+app.add_typer(hosts_app, name="hosts")
+
+
+@hosts_app.command("init")
+def hosts_init(
+    hosts: Annotated[
+        list[str] | None, typer.Argument(metavar="[USER@]HOST...", help="Default: list those that Bonjour finds.")
+    ] = None,
+    output: Annotated[Path, typer.Option(metavar="HOSTS.TOML", help="The file to write.")] = Path("hosts.toml"),
+    ssh_options: Annotated[str, typer.Option(metavar="WORDS", help="Words for ssh, as '-J gate -p 2222'.")] = "",
+) -> None:
+    """Look at Macs over ssh, and write a first hosts.toml with a key for each. Nothing is overwritten."""
+    import shlex
+
+    if not hosts:
+        from mlxdist.coordinator.launch.bonjour import nearby_hosts
+
+        found = nearby_hosts()
+        if not found:
+            raise UserError(
+                "no Mac with Remote Login was found in this network: name them, as mlxdist hosts init mini-1"
+            )
+        print("\n".join(found))
+        print(f"\nType, with those that you want:\n  mlxdist hosts init {shlex.join(found)}")
+        return
+    from mlxdist.coordinator.launch.hosts_init import describe, write_hosts
+    from mlxdist.keys.store import KeyStore
+
+    looked = write_hosts(output, hosts, shlex.split(ssh_options), KeyStore.of_user())
+    for one in looked:
+        print(f"{one.name}: {one.fault or describe(one.seen)}")
+    print(f"wrote {output}, and a key for each node; next, type: mlxdist sync --hosts {shlex.quote(str(output))}")
+    sys.exit(1 if any(one.fault for one in looked) else 0)
 
 
 @app.command()

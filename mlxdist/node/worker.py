@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from mlxdist.keys.pair import NodeKeys
-from mlxdist.node.link.jobs import Finish, Result
+from mlxdist.node.link.jobs import Finish, LoadModel, Result
 from mlxdist.node.link.session import Session
 from mlxdist.node.link.sockets import DealerLink
 from mlxdist.node.work.blas import use_openblas
@@ -43,6 +43,7 @@ class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     session: m.SessionId
     memory_limit_bytes: int = 0
+    model: str = ""  # the folder of the model on this host; "": as the run says
     keys: NodeKeys | None = None
 
 
@@ -166,6 +167,8 @@ def serve(
                 continue
             if isinstance(job, Finish):
                 return job
+            if isinstance(job, LoadModel) and order.model:
+                job = LoadModel(msgspec.structs.replace(job.spec, model=order.model))
             with closing(engine.perform(job, session.id, carrier.progress)) as results:
                 for result in results:
                     if not carrier.deliver(result):

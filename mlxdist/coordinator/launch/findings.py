@@ -1,4 +1,4 @@
-"""What is wrong with a host, from what ssh and a command there have answered: a sentence, and the command to type.
+"""The faults of a host, from what ssh and a command there have answered: a sentence, and the command to type.
 
 Pure functions. The patterns are those of OpenSSH, of sh, of Python, and of macOS; the tests hold recorded outputs.
 """
@@ -42,6 +42,8 @@ class Pattern:
 
 REMOTE_LOGIN = "System Settings, General, Sharing, Remote Login (or: sudo systemsetup -setremotelogin on)"
 LOCAL_NETWORK = "System Settings, Privacy & Security, Local Network"
+
+PRIVATE = "/(?:Volumes|Documents|Desktop|Downloads|Library/Mobile Documents)(?:/|$)"
 
 # {ssh}: the ssh command that a person can type; {host}: the host; {login}: user@host. The first match counts.
 SSH_PATTERNS = (
@@ -105,8 +107,9 @@ SSH_PATTERNS = (
     ),
     Pattern(
         "unreachable",
-        r"(?i)timed out|did not respond|kex_exchange_identification|ssh_dispatch_run_fatal|Connection (?:reset|closed) by"
-        r"|connect to host \S+ port \d+: |not responding|closed by remote host|Broken pipe|client_loop",
+        r"(?i)timed out|did not respond|kex_exchange_identification|ssh_dispatch_run_fatal"
+        r"|Connection (?:reset|closed) by|connect to host \S+ port \d+: |not responding|closed by remote host"
+        r"|Broken pipe|client_loop",
         "the connection was not made, or was lost",
         "See whether it is on and awake, and try {ssh}",
         passes=True,
@@ -129,16 +132,16 @@ COMMAND_PATTERNS = (
     ),
     Pattern(
         "privacy",
-        r"(?:([^\s:'\"]*(?:/Volumes/|/Documents|/Desktop|/Downloads|/Library/Mobile Documents)[^:'\"\n]*)['\"]?: )?"
-        r"Operation not permitted(?:: ['\"]([^'\"\n]+))?",
+        rf"([^\s:'\"]*{PRIVATE}[^:'\"\n]*)['\"]?: Operation not permitted"
+        rf"|Operation not permitted: ['\"]([^'\"\n]*{PRIVATE}[^'\"\n]*)",
         "macOS keeps programs that ssh starts from this folder {0}{1}",
         "Take a folder outside Documents, Desktop, Downloads and external volumes, or allow it: System Settings, "
         "General, Sharing, Remote Login, Allow full disk access for remote users",
     ),
     Pattern(
         "mlxdist missing",
-        r"No module named '?mlxdist\b",
-        "its interpreter has no mlxdist",
+        r"No module named '?mlxdist\b|No package metadata was found for",
+        "its interpreter has no mlxdist, or not all that it needs",
         "Type mlxdist sync --hosts hosts.toml",
     ),
     Pattern(
@@ -213,7 +216,7 @@ def command_finding(answer: Answer, interpreter: str) -> Finding | None:
     if answer.code in (NOT_FOUND, NOT_RUN):
         return Finding(
             "interpreter missing",
-            f"there is no Python at {quoted(interpreter)}",
+            f"there is no Python that its user may run at {quoted(interpreter)}",
             "Type mlxdist sync --hosts hosts.toml, or set python for it in hosts.toml",
         )
     return None
