@@ -11,6 +11,8 @@ from subprocess import CompletedProcess
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import psutil
+
 from scripts.cluster_bed import UID, Bed, cluster_bed
 from tests.faults.namespaces import PORT
 
@@ -59,6 +61,11 @@ class BedCluster:
     def files(self, name: str) -> set[str]:
         """Returns the names of everything in the home of a Mac."""
         return files_in(self.bed.home(name))
+
+    def left(self) -> dict[str, list[str]]:
+        """Returns the command lines of mlxdist that run on each Mac."""
+        lines = {name: [" ".join(psutil.Process(pid).cmdline()) for pid in self.bed.processes(name)] for name in NAMES}
+        return {name: [line for line in each if "mlxdist" in line] for name, each in lines.items()}
 
     def small_disk(self, name: str, size: str) -> str:
         """Mounts a disk of its own on a Mac, and returns its folder there."""
