@@ -58,7 +58,7 @@ class Server:
 
 @contextmanager
 def ssh_server(
-    folder: Path, *, shell: str = "/bin/sh", settings: str = "", aliases: str = "mini-1"
+    folder: Path, *, shell: str = "/bin/sh", settings: str = "", aliases: str = "mini-1", port: int = 0
 ) -> Iterator[Server]:
     """An sshd that ends with the block, and its open connections with it. `settings`: further lines of sshd_config."""
     home = folder / "a home"  # with a space
@@ -69,7 +69,7 @@ def ssh_server(
     (folder / "passwd").write_text(f"root:x:0:0:root:{home}:{shell}\nsshd:x:101:65534::/run/sshd:/usr/sbin/nologin\n")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+        port = port or probe.getsockname()[1]
     public = (folder / "host_key.pub").read_text()
     (folder / "known_hosts").write_text(f"[127.0.0.1]:{port} {public}")
     (folder / "sshd_config").write_text(

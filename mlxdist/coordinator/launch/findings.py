@@ -81,7 +81,7 @@ SSH_PATTERNS = (
     Pattern(
         "permission denied",
         r"^\S+: Permission denied \(|^Permission denied \(",
-        "it knows the key of this user not, or the user {user} not",
+        "it does not accept your key, or does not know the user {user}",
         "Type ssh-copy-id {login}, and load the key where it has a passphrase: ssh-add",
     ),
     Pattern(
@@ -258,7 +258,7 @@ def _names(target: Target) -> Mapping[str, str]:
             "ssh": ssh,
             "host": target.host,
             "login": shlex.join([*target.options, target.name]),
-            "user": target.user or "of your ssh configuration",
+            "user": target.user or "that ssh takes",
             "forget": f"ssh-keygen -R {shlex.quote(target.host)}",
         }
     )

@@ -23,7 +23,8 @@ class Output:
     """Both streams of a process, read by two threads until they end. `marker` "": all lines are the process's own."""
 
     marker: str = ""
-    header: str = ""  # the first line after the marker
+    reached: bool = False  # the command on the host has begun
+    header: str = ""  # the first line that it prints
     ports: dict[int, int] = field(default_factory=dict)  # on the host, by the port here that they lead to
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
     _said: dict[str, deque[str]] = field(default_factory=dict)  # before the marker, by stream
@@ -32,11 +33,6 @@ class Output:
     _left_out: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _threads: list[threading.Thread] = field(default_factory=list)
-
-    @property
-    def reached(self) -> bool:
-        """True if the command on the host has started."""
-        return bool(self.header)
 
     def read(self, out: IO[bytes], err: IO[bytes]) -> None:
         """Starts reading."""
@@ -53,7 +49,7 @@ class Output:
                 line = data.decode(errors="replace").rstrip("\r\n")
                 if not own:
                     if line == self.marker:
-                        own = True
+                        own = self.reached = True
                     else:
                         self._before(name, line)
                 elif first:

@@ -4,8 +4,6 @@ from dataclasses import dataclass
 
 from mlxdist.coordinator.launch.quoting import path_word, quote, words
 
-END_TENTHS = 100  # of a second, from SIGTERM to SIGKILL
-
 
 @dataclass(frozen=True)
 class Group:
@@ -30,8 +28,8 @@ def start_script(name: str, tag: str, interpreter: str, workdir: str, *, caffein
     )
 
 
-def end_script(group: Group) -> str:
-    """Returns the script that ends a process group, and only that one: SIGTERM, 10 s, SIGKILL.
+def end_script(group: Group, seconds: float) -> str:
+    """Returns the script that ends a process group, and only that one: SIGTERM, and SIGKILL `seconds` later.
 
     A process of that number with another command line is another's: then nothing of the group is left.
     """
@@ -39,7 +37,7 @@ def end_script(group: Group) -> str:
     return (
         f'case "$(ps -ww -o args= -p {group.leader})" in ""|*{quote(group.tag)}*) '
         f"kill -s TERM -- -{group.leader} 2>/dev/null; N=0; "
-        f"while {there} && [ $N -lt {END_TENTHS} ]; do sleep 0.1; N=$((N+1)); done; "
+        f"while {there} && [ $N -lt {round(10 * seconds)} ]; do sleep 0.1; N=$((N+1)); done; "
         f"{there} && kill -s KILL -- -{group.leader};; esac; "
     )
 

@@ -27,7 +27,7 @@ from mlxdist.protocol.errors import NodeError
 from mlxdist.protocol.launched import AWAY, LaunchOrder, order_line
 
 TERM_SECONDS = 2.0  # from SIGTERM to SIGKILL, on this machine
-END_SECONDS = 30.0  # for ssh to end a group on a host
+END_SECONDS = 20.0  # for ssh to reach a host on which a group is to be ended
 SSH_FAILED = 255
 
 
@@ -87,7 +87,7 @@ class Supervisors:
 
     def _start(self, one: Supervised) -> None:
         one.due, one.ordered = None, False
-        if one.output.reached:
+        if one.output.header:
             one.before = group_of(one.output.header, one.tag) or one.before
         one.tag = f"{self.run}.{secrets.token_hex(6)}"
         marker = new_marker() if one.remote else ""
@@ -110,7 +110,7 @@ class Supervisors:
         return [*(keep_awake() if node.caffeinate else []), *command, "--tag", one.tag]
 
     def _remote(self, one: Supervised, marker: str) -> list[str]:
-        node, before = one.start.node, end_script(one.before) if one.before is not None else ""
+        node, before = one.start.node, end_script(one.before, self.stop_seconds) if one.before is not None else ""
         script = start_script(
             node.name, one.tag, interpreter_of(node), workdir_of(node), caffeinate=node.caffeinate, before=before
         )
@@ -166,12 +166,12 @@ class Supervisors:
         _close(one.process)
         signal_group(one.process.pid, signal.SIGKILL)
         one.process = None
-        one.ran = one.ran or one.output.reached
+        one.ran = one.ran or bool(one.output.header)
         fault = None
         if one.remote:
             fault = finding(target_of(one.start.node), one.output.answer(code), interpreter_of(one.start.node))
         wait = None
-        if one.remote and (again(code, fault) or (one.ran and not one.output.reached)):
+        if one.remote and (again(code, fault) or (one.ran and not one.output.header)):
             wait = self._pause(one, now)
         elif not one.remote and code < 0:
             wait = one.backoff.next(now)
@@ -222,7 +222,9 @@ class Supervisors:
         assert process is not None
         group = group_of(one.output.header, one.tag)
         if one.remote and group is not None:
-            run(target_of(one.start.node), end_script(group), timeout=END_SECONDS)
+            run(
+                target_of(one.start.node), end_script(group, self.stop_seconds), timeout=self.stop_seconds + END_SECONDS
+            )
         signal_group(process.pid, signal.SIGTERM)
         if not ends(process, time.monotonic() + TERM_SECONDS):
             signal_group(process.pid, signal.SIGKILL)
