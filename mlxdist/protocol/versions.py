@@ -7,12 +7,13 @@ from pathlib import Path
 
 import mlxdist
 
-PACKAGES = ("mlxdist", "mlx", "mlx-lm")
+PACKAGES = ("mlx", "mlx-lm")
+CODE = "mlxdist-code"
 
 
 def versions() -> dict[str, str]:
     """Returns the versions of this interpreter's packages, "" for one that is missing, and the hash of the code."""
-    return {**{name: _version(name) for name in PACKAGES}, "mlxdist code": code_hash()}
+    return {"mlxdist": mlxdist.__version__, **{name: _version(name) for name in PACKAGES}, CODE: code_hash()}
 
 
 def _version(name: str) -> str:

@@ -28,9 +28,11 @@ eval_every = 0
 """
 
 
-@pytest.mark.parametrize("method", ["sft", "dpo", "kto"])
-def test_four_macs_give_the_bits_of_one_machine(cluster: BedCluster, model: Path, method: str) -> None:
+def write_run(cluster: BedCluster, model: Path, method: str) -> None:
+    """Writes a run of three steps and its data, unless they are there."""
     rows = cluster.folder / method
+    if rows.exists():
+        return
     if method == "sft":
         rows.mkdir()
         lines = (json.dumps({"prompt": "w1 w2", "completion": " w3" * place}) + "\n" for place in range(1, 9))
@@ -38,6 +40,11 @@ def test_four_macs_give_the_bits_of_one_machine(cluster: BedCluster, model: Path
     else:
         write_rows(rows, method)
     (cluster.folder / f"{method}.toml").write_text(RUN.format(model=model, method=method))
+
+
+@pytest.mark.parametrize("method", ["sft", "dpo", "kto"])
+def test_four_macs_give_the_bits_of_one_machine(cluster: BedCluster, model: Path, method: str) -> None:
+    write_run(cluster, model, method)
     hosts = str(cluster.all())
     far = cluster.mlxdist("launch", f"{method}.toml", "--hosts", hosts, "--set", f'output="{method}-far"')
     assert far.returncode == 0, far.stdout + far.stderr
@@ -51,3 +58,18 @@ def test_four_macs_give_the_bits_of_one_machine(cluster: BedCluster, model: Path
         NAMES
     )
     assert cluster.left() == {name: [] for name in NAMES}, "a process of the run is left"
+
+
+def test_launch_says_that_a_sync_is_needed_and_does_it_when_it_is_asked_to(cluster: BedCluster, model: Path) -> None:
+    write_run(cluster, model, "sft")
+    workdir = cluster.bed.folder / "mini-3" / "new work"
+    workdir.mkdir()
+    cluster.bed.give("mini-3", workdir)
+    hosts = str(cluster.hosts("new.toml", {"mini-3": {"workdir": str(workdir), "python": str(cluster.python)}}))
+    refused = cluster.mlxdist("launch", "sft.toml", "--hosts", hosts, "--set", 'output="new"')
+    assert refused.returncode == 1
+    assert "it does not have the model" in refused.stderr
+    assert "--sync" in refused.stderr
+    done = cluster.mlxdist("launch", "sft.toml", "--hosts", hosts, "--sync", "--set", 'output="new"')
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "mini-3: " in done.stdout
