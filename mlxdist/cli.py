@@ -157,6 +157,9 @@ def launch(
         ),
     ] = None,
     set_: Changes = None,
+    sync_first: Annotated[
+        bool, typer.Option("--sync", help="First put an equal environment and the model on every host.")
+    ] = False,
     insecure_lan: InsecureLan = False,
 ) -> None:
     """Train, on this machine or on several.
@@ -173,6 +176,12 @@ def launch(
         cluster = _cluster(hosts, nodes)
         local_only(cluster)
         config = load_config(run or cluster.run, set_ or ())
+        if sync_first:
+            from rich.console import Console
+
+            if hosts is None:
+                raise UserError("--sync copies to the hosts of a file: name it, as --hosts hosts.toml")
+            _sync(cluster, config.model, Console(), clean=False)  # launch itself says which hosts can take part
 
         from mlxdist.coordinator.run import run as train
 
@@ -393,7 +402,38 @@ def sync(
     """Put an equal environment and the run's model on every host, over ssh. Only this Mac downloads."""
     from rich.console import Console
 
-    sys.exit(_sync(hosts, run, set_, Console(), clean=clean))
+    from mlxdist.coordinator.config.hosts import load_hosts
+
+    cluster = load_hosts(hosts)
+    sys.exit(_sync(cluster, _model(cluster, run, set_), Console(), clean=clean))
+
+
+@app.command()
+def doctor(
+    hosts: Annotated[Path, typer.Option(metavar="HOSTS.TOML", help="The Macs to look at.")],
+    run: RunFile = None,
+    json: AsJson = False,
+    set_: Changes = None,
+) -> None:
+    """Look at every host and say what would keep it from training, with the cure. Exit code 1: a host is blocked."""
+    from rich.console import Console
+
+    from mlxdist.coordinator.config.hosts import load_hosts
+    from mlxdist.coordinator.doctor.doctor import examine
+    from mlxdist.coordinator.doctor.view import as_json, show
+    from mlxdist.coordinator.memory.model_files import find_model
+    from mlxdist.coordinator.sync.model_files import model_files
+    from mlxdist.protocol.versions import versions
+
+    more_open_files()
+    cluster = load_hosts(hosts)
+    model = _model(cluster, run, set_)
+    reports = examine(cluster, versions(), model, model_files(model) if model and find_model(model) else ())
+    if json:
+        print(as_json(reports))
+    else:
+        show(reports, Console())
+    sys.exit(int(any(report.blocked for report in reports)))
 
 
 @app.command()
@@ -415,15 +455,18 @@ def _cluster(hosts: Path | None, nodes: int | None) -> "Hosts":
     return load_hosts(hosts) if hosts is not None else local_hosts(nodes or 1)
 
 
-def _sync(hosts: Path, run: Path | None, changes: Sequence[str] | None, console: "Console", *, clean: bool) -> int:
-    from mlxdist.coordinator.config.hosts import load_hosts
+def _model(cluster: "Hosts", run: Path | None, changes: Sequence[str] | None) -> str:
+    """Returns the model of the run that is named, by a file or by hosts.toml; "" where none is."""
     from mlxdist.coordinator.config.load import load_config
+
+    return load_config(run or cluster.run, changes or ()).model if run or cluster.run else ""
+
+
+def _sync(cluster: "Hosts", model: str, console: "Console", *, clean: bool) -> int:
     from mlxdist.coordinator.sync.downloads import cache_folder
     from mlxdist.coordinator.sync.sync import sync as synced
     from mlxdist.coordinator.sync.view import show
 
-    cluster = load_hosts(hosts)
-    model = load_config(run or cluster.run, changes or ()).model if run or cluster.run else ""
     return show(synced(cluster, model, cache_folder(os.environ), clean_up=clean), console)
 
 

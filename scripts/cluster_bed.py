@@ -1,15 +1,16 @@
 """Four "Macs" on a switch, in Linux network namespaces, each with a real sshd, a login shell and a home of its own.
 
-    mini-1   10.77.0.2   fish; its sshd shows a Banner
-    mini-2   10.77.0.3   csh; a space in HOME
-    mini-3   10.77.0.4   bash that prints text on both streams
-    mini-4   10.77.0.5   sh; no rsync
+    hub      10.77.0.2   the coordinator, on a cable as the others
+    mini-1   10.77.0.3   fish; its sshd shows a Banner
+    mini-2   10.77.0.4   csh; a space in HOME
+    mini-3   10.77.0.5   bash that prints text on both streams
+    mini-4   10.77.0.6   sh; no rsync
 
     python scripts/cluster_bed.py                        # prints how to use the bed, and keeps it until Ctrl-C
     python scripts/cluster_bed.py mlxdist doctor …       # runs a command on the coordinator, then removes the bed
     python scripts/cluster_bed.py --internet mlxdist sync …    # the same, with this machine's own network as well
 
-The coordinator is 10.77.0.1. The Macs have no other network than their switch. Users, shells and a missing
+All cables have 1 Gbit/s, and nothing leads out of the office. Users, shells and a missing
 program are bind mounts that only the sshd of that Mac and its children see, so nothing of this system is changed, and
 the bed is gone when its processes are. It needs Linux, root, ip, tc, sshd, ssh, rsync, fish and csh.
 """
@@ -29,9 +30,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.faults.namespaces import COORDINATOR, Office, office
+from tests.faults.namespaces import Office, office
 from tests.faults.namespaces import why_not as no_namespaces
 
+HUB = "hub"
 USER, UID = "mac", 64123
 MBIT, BURST_KB, BUFFER_KB = 1000, 256, 1024  # a gigabit switch; the burst lets tbf reach its rate at any timer
 START_SECONDS = 20.0
@@ -100,9 +102,14 @@ class Bed:
         """The IPv4 address of a Mac."""
         return f"10.77.0.{self.office.names.index(name) + 2}"
 
+    def limit(self, mbit: float) -> None:
+        """Gives every cable so many Mbit/s in each direction."""
+        for name in self.office.names:
+            self.office.slow(name, mbit, burst_kb=BURST_KB, buffer_kb=BUFFER_KB)
+
     def here(self, *command: str) -> list[str]:
         """Returns the command that runs `command` in the coordinator's namespace."""
-        return ["ip", "netns", "exec", self.office.coordinator, *command]
+        return ["ip", "netns", "exec", self.office.node(HUB), *command]
 
     def run(
         self, *command: str, timeout: float = 300.0, cwd: Path | None = None, internet: bool = False
@@ -133,6 +140,10 @@ class Bed:
             raise OSError(f"{name}: {' '.join(command)}: {done.stderr.strip()}")
         return done.stdout
 
+    def give(self, name: str, folder: Path) -> None:
+        """Gives everything in a folder to the user of a Mac."""
+        self.inside(name, "chown", "-R", f"{UID}:{UID}", str(folder))
+
     def processes(self, name: str) -> list[int]:
         """The processes of a Mac, but its sshd."""
         return [pid for pid in _pids(self.office.node(name)) if pid != self.servers[name].pid]
@@ -152,12 +163,12 @@ def cluster_bed(folder: Path, macs: Sequence[Mac] = MACS, mbit: float = MBIT) ->
     """
     folder.mkdir(parents=True, exist_ok=True)
     _key(folder / "id")
-    with office([mac.name for mac in macs]) as place:
+    with office([HUB, *(mac.name for mac in macs)]) as place:
         servers: dict[str, subprocess.Popen[bytes]] = {}
         bed = Bed(folder, place, tuple(macs), servers)
         try:
+            bed.limit(mbit)
             for mac in macs:
-                place.slow(mac.name, mbit, burst_kb=BURST_KB, buffer_kb=BUFFER_KB)
                 servers[mac.name] = _start(bed, mac)
             _write_client(bed)
             for mac in macs:
@@ -214,12 +225,13 @@ def _write_client(bed: Bed) -> None:
         f"  IdentityFile {bed.folder / 'id'}\n  UserKnownHostsFile {bed.folder / 'known_hosts'}\n  HashKnownHosts no\n"
     )
     # A command outside the coordinator's namespace reaches the Macs too: the socket is opened inside, and handed out.
-    inside = f"ip netns exec {bed.office.coordinator} {sys.executable} {bed.folder / 'dial.py'} %h %p"
+    inside = f"{' '.join(bed.here())} {sys.executable} {bed.folder / 'dial.py'} %h %p"
     both += f"  ProxyUseFdpass yes\n  ProxyCommand {inside}\n"
     bed.ssh_config.write_text("".join([*blocks, "Host *\n", both]))
     (bed.folder / "dial.py").write_text(
         "import socket, sys\n"
-        "there = socket.create_connection((sys.argv[1], int(sys.argv[2])))\n"
+        "there = socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=3)\n"
+        "there.settimeout(None)\n"
         "socket.send_fds(socket.socket(fileno=1), [b'.'], [there.fileno()])\n"
     )
     script = bed.folder / "bin" / "ssh"
@@ -232,7 +244,7 @@ def _wait_for(bed: Bed, mac: Mac) -> None:
     """Waits until a Mac answers at its port for ssh. Raises OSError when its sshd has ended or does not answer."""
     until = time.monotonic() + START_SECONDS
     while time.monotonic() < until and bed.servers[mac.name].poll() is None:
-        with suppress(OSError), bed.office.inside():
+        with suppress(OSError), bed.office.inside(HUB):
             socket.create_connection((bed.address(mac.name), 22), timeout=1).close()
             return
         time.sleep(0.05)
@@ -276,7 +288,7 @@ def main(command: Sequence[str]) -> int:
             if command:
                 words = command[1:] if command[0] == "--internet" else bed.here(*command)
                 return subprocess.run(words, env=bed.environment, check=False).returncode
-            print(f"the Macs: {', '.join(mac.name for mac in bed.macs)}; the coordinator is {COORDINATOR}")
+            print(f"the Macs: {', '.join(mac.name for mac in bed.macs)}; the coordinator is {bed.address(HUB)}")
             print(f"a shell on the coordinator: PATH={bed.folder / 'bin'}:$PATH {' '.join(bed.here('sh'))}")
             print("Ctrl-C removes everything")
             with suppress(KeyboardInterrupt):

@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
@@ -185,14 +185,19 @@ def _read_orders(orders: "queue.Queue[Order]") -> None:
 
 
 def main() -> None:
-    """Serves one session after another."""
+    """Works with the model of each run."""
     use_openblas()
     from mlxdist.node.work.engine import Engine
+
+    work(Engine())
+
+
+def work(engine: "Engine") -> NoReturn:
+    """Serves one session after another, as standard input orders."""
     from mlxdist.node.work.limits import memory_limits
 
     orders: queue.Queue[Order] = queue.Queue()
     threading.Thread(target=_read_orders, args=(orders,), name="orders", daemon=True).start()
-    engine = Engine()
     while True:
         order = orders.get()
         with memory_limits(order.memory_limit_bytes):

@@ -107,9 +107,12 @@ class Office:
         for direction in (UP, DOWN):
             _tc(self.cables, self._end(name, direction), *rate)
 
-    def inside(self) -> AbstractContextManager[None]:
-        """Moves this thread, and every thread that it starts, into the coordinator's namespace for a block."""
-        return _inside(self.coordinator)
+    def inside(self, name: str = "") -> AbstractContextManager[None]:
+        """Moves this thread, and every thread that it starts, into the coordinator's namespace for a block.
+
+        `name`: into that of a node.
+        """
+        return _inside(self.node(name) if name else self.coordinator)
 
     def _place(self, name: str) -> int:
         return self.names.index(name) + 2

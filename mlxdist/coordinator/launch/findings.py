@@ -142,7 +142,7 @@ COMMAND_PATTERNS = (
         "mlxdist missing",
         r"No module named '?mlxdist\b|No package metadata was found for",
         "its interpreter has no mlxdist, or not all that it needs",
-        "Type mlxdist sync --hosts hosts.toml",
+        "Type mlxdist sync --hosts hosts.toml, or launch with --sync",
     ),
     Pattern(
         "no metal",
@@ -168,13 +168,13 @@ COMMAND_PATTERNS = (
         "model missing",
         r"model ('[^'\n]+') cannot be loaded|no model at (\S.*)",
         "it does not have the model {0}{1}",
-        "Type mlxdist sync --hosts hosts.toml, or set model for it in hosts.toml",
+        "Type mlxdist sync --hosts hosts.toml (or launch with --sync), or set model for it in hosts.toml",
     ),
     Pattern(
         "model differs",
         r"its model differs|model hash",
         "its model is another one than the coordinator's",
-        "Type mlxdist sync --hosts hosts.toml",
+        "Type mlxdist sync --hosts hosts.toml, or launch with --sync",
     ),
 )
 
@@ -217,7 +217,7 @@ def command_finding(answer: Answer, interpreter: str) -> Finding | None:
         return Finding(
             "interpreter missing",
             f"there is no Python that its user may run at {quoted(interpreter)}",
-            "Type mlxdist sync --hosts hosts.toml, or set python for it in hosts.toml",
+            "Type mlxdist sync --hosts hosts.toml (or launch with --sync), or set python for it in hosts.toml",
         )
     return None
 
@@ -247,7 +247,7 @@ def version_finding(here: Mapping[str, str], there: Mapping[str, str]) -> Findin
     return Finding(
         "other version",
         f"it has {', '.join(other)}, and the coordinator {wanted}",
-        "Type mlxdist sync --hosts hosts.toml",
+        "Type mlxdist sync --hosts hosts.toml, or launch with --sync",
     )
 
 

@@ -6,17 +6,15 @@ One script for macOS and Linux, with absolute paths and without a file written; 
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import metadata
 from types import MappingProxyType
 
-from mlxdist import __version__
 from mlxdist.coordinator.config.hosts import NodeSpec
 from mlxdist.coordinator.launch.findings import Finding, finding, talk_finding, version_finding
 from mlxdist.coordinator.launch.quoting import path_word, quote
 from mlxdist.coordinator.launch.ssh import Answer, Target, run, target_of
 from mlxdist.coordinator.launch.workdir import interpreter_of, model_of
+from mlxdist.protocol.versions import CODE, PACKAGES, versions
 
-PACKAGES = ("mlx", "mlx-lm")
 LOOK_SECONDS = 45.0
 SUPERVISOR = "mlxdist node --launched"
 # Of a login without a terminal on macOS, PATH has neither /usr/sbin nor Homebrew.
@@ -29,9 +27,11 @@ HARDWARE = (
     'echo "kilobytes $(sed -n "s/^MemTotal: *\\([0-9]*\\).*/\\1/p" /proc/meminfo)"; fi; '
 )
 RUNNING = f'ps -axww -o pid=,args= | grep "[m]{SUPERVISOR[1:]}" | while read -r LINE; do echo "other $LINE"; done; '
-VERSIONS = (
-    "import importlib.metadata as m, mlxdist; print('version mlxdist', mlxdist.__version__); "
-    f"[print('version', n, m.version(n)) for n in {PACKAGES}]"
+VERSIONS = (  # an older mlxdist may have no hash of its code
+    "import importlib as i, importlib.metadata as m, importlib.util as u, mlxdist; "
+    "print('version mlxdist', mlxdist.__version__); "
+    f"[print('version', n, m.version(n)) for n in {PACKAGES}]; N = 'mlxdist.protocol.versions'; "
+    f"u.find_spec(N) and print('version {CODE}', i.import_module(N).code_hash())"
 )
 
 
@@ -103,8 +103,8 @@ def _number(text: str) -> int:
 
 
 def versions_here() -> dict[str, str]:
-    """Returns the versions that every node must have."""
-    return {"mlxdist": __version__, **{name: metadata.version(name) for name in PACKAGES}}
+    """Returns the versions that every node must have, and the hash of the code."""
+    return versions()
 
 
 def look_at(node: NodeSpec, model: str) -> Seen:
@@ -128,14 +128,18 @@ def judged(target: Target, answer: Answer, interpreter: str, folders: Sequence[s
     blocks = finding(target, answer, interpreter)
     if blocks is None and answer.code != 0:
         last = (answer.err.strip().splitlines() or ["no word"])[-1]
-        blocks = Finding("interpreter", f"its interpreter failed: {last}", "Type mlxdist sync --hosts hosts.toml")
+        blocks = Finding(
+            "interpreter",
+            f"its interpreter failed: {last}",
+            "Type mlxdist sync --hosts hosts.toml, or launch with --sync",
+        )
     if blocks is None:
         blocks = version_finding(versions_here(), seen.versions)
     if blocks is None and folders and not seen.models:
         blocks = Finding(
             "model missing",
             f"it does not have the model: no config.json in {' or '.join(folders)}",
-            "Type mlxdist sync --hosts hosts.toml, or set model for it in hosts.toml",
+            "Type mlxdist sync --hosts hosts.toml (or launch with --sync), or set model for it in hosts.toml",
         )
     talk = talk_finding(answer)
     notes = [str(talk)] if talk is not None else []

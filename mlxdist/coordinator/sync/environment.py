@@ -51,12 +51,14 @@ def clean(target: Target, workdir: str, kit: Kit) -> list[str]:
 
     An environment with running processes stays.
     """
-    keep = words(kit.name, "current", *(file.path.name for file in kit.files))
+    keep = "".join(f"{name}\n" for name in (kit.name, "current", *(file.path.name for file in kit.files)))
     script = (
-        f"cd {path_word(workdir)} || exit 3; for F in env/* uv/* wheels/* python/* cache; do "
-        f'[ -e "$F" ] || continue; N="${{F##*/}}"; '
-        f'for K in {keep}; do case "$K" in "$N"|"$N".tar.gz) continue 2;; esac; done; '
+        f'cd {path_word(workdir)} || exit 3; K="$(cat)"; for F in env/* uv/* wheels/* python/* cache; do '
+        '[ -e "$F" ] || continue; N="${F##*/}"; '
+        'printf "%s\\n" "$K" | grep -Fqx -e "$N" -e "$N.tar.gz" && continue; '
         'case "$F" in env/*) ps -A -o args= 2>/dev/null | grep -F "$PWD/$F/" | grep -v grep >/dev/null && '
-        'echo "in use $F" && continue;; esac; rm -rf "$F" && echo "removed $F"; done; true'
+        '{ echo "in use: $F"; continue; };; esac; '
+        'rm -rf "$F" 2>/dev/null && echo "removed $F" || echo "cannot remove $F"; done; true'
     )
-    return checked(target, run(target, script, timeout=300), "old environments cannot be removed").out.splitlines()
+    answer = run(target, script, stdin=keep.encode(), timeout=300)
+    return checked(target, answer, "old environments cannot be removed").out.splitlines()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlxdist.coordinator.config.hosts import Hosts, NodeSpec
+from mlxdist.coordinator.launch.findings import finding
 from mlxdist.coordinator.launch.ssh import everywhere, run, target_of
 from mlxdist.coordinator.launch.workdir import workdir_of
 from mlxdist.coordinator.sync.downloads import Kit, kit_for, managed_python
@@ -14,6 +15,7 @@ from mlxdist.coordinator.sync.environment import clean, is_made, make
 from mlxdist.coordinator.sync.files import File, copied, differing
 from mlxdist.coordinator.sync.host_facts import HostFacts, Platform, facts_script, read_facts
 from mlxdist.coordinator.sync.model_files import model_files
+from mlxdist.protocol.budget import format_bytes
 from mlxdist.protocol.errors import MlxdistError, NodeError
 
 SPARE_BYTES = 300e6  # that a disk keeps free
@@ -63,9 +65,10 @@ def prepared(
     files = model_files(model) if model and nodes else ()
     kits: dict[tuple[Platform, str], Kit] = {}
     for node, answer in zip(nodes, answers, strict=True):
-        facts = read_facts(answer) if answer.ok else (answer.err or answer.ssh).strip().splitlines()[-1:] or "no answer"
+        failed = finding(target_of(node), answer)
+        facts = str(failed) if failed else read_facts(answer)
         if not isinstance(facts, HostFacts):
-            yield Progress(node.name, "", result=facts if isinstance(facts, str) else facts[0], failed=True)
+            yield Progress(node.name, "", result=facts, failed=True)
             continue
         wanted = None if node.python else _kit(kits, cache, facts)
         if isinstance(wanted, str):
@@ -102,13 +105,14 @@ def sync_host(wanted: Wanted) -> Iterator[Progress]:
     needed = total + (kit.unpacked_bytes if kit and not made else 0)
     if needed and needed + SPARE_BYTES > facts.free_bytes:
         raise NodeError(
-            f"{name}: {_gb(facts.free_bytes)} are free in {workdir}, and {_gb(needed + SPARE_BYTES)} are needed: free "
-            f"{_gb(needed + SPARE_BYTES - facts.free_bytes)} there, or set workdir to a folder of another volume"
+            f"{name}: {format_bytes(facts.free_bytes)} are free in {workdir}, and {format_bytes(needed)} are needed, "
+            f"{format_bytes(SPARE_BYTES)} to spare: free {format_bytes(needed + SPARE_BYTES - facts.free_bytes)} "
+            "there, or set workdir to a folder of another volume"
         )
     yield Progress(name, "copying", 0, total)
     for done in copied(target, workdir, missing, facts.rsync) if missing else ():
         yield Progress(name, "copying", done, total)
-    said = [f"{_gb(total)} copied"] if missing else []
+    said = [f"{format_bytes(total)} copied"] if missing else []
     if kit and not made:
         yield Progress(name, "installing", total, total)
         make(target, workdir, kit, wanted.interpreter)
@@ -144,7 +148,3 @@ def _told(wanted: Wanted, told: "queue.SimpleQueue[Progress]") -> None:
         told.put(Progress(name, "", result=str(error).removeprefix(f"{name}: "), failed=True))
     except Exception as error:  # the other hosts go on, and this one is named
         told.put(Progress(name, "", result=f"failed: {error!r}", failed=True))
-
-
-def _gb(count: float) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"

@@ -8,11 +8,11 @@ import base64
 import hashlib
 import re
 import zipfile
-from collections.abc import Iterator
 from importlib.metadata import distribution
 from pathlib import Path
 
 import mlxdist
+from mlxdist.protocol.versions import package_files
 
 DATE = (1980, 1, 1, 0, 0, 0)
 TAG = "py3-none-any"
@@ -28,7 +28,7 @@ def wheel_name() -> str:
 def write_wheel(folder: Path) -> Path:
     """Writes the wheel of the running package into `folder` and returns its path."""
     path, info = folder / wheel_name(), f"mlxdist-{mlxdist.__version__}.dist-info"
-    files = dict(_files())
+    files = {name: path.read_bytes() for name, path in package_files()}
     said = distribution("mlxdist").read_text("METADATA") or ""  # of an editable installation it may be an older one's
     said = re.sub(r"(?m)^Version: .*", f"Version: {mlxdist.__version__}", said, count=1)
     files |= {f"{info}/METADATA": said.encode(), f"{info}/WHEEL": WHEEL.encode()}
@@ -40,13 +40,6 @@ def write_wheel(folder: Path) -> Path:
         for name, data in files.items():
             archive.writestr(zipfile.ZipInfo(name, DATE), data, zipfile.ZIP_DEFLATED)
     return aside.replace(path)
-
-
-def _files() -> Iterator[tuple[str, bytes]]:
-    root = Path(mlxdist.__file__).parent
-    for path in sorted(root.rglob("*")):
-        if path.is_file() and "__pycache__" not in path.parts:
-            yield path.relative_to(root.parent).as_posix(), path.read_bytes()
 
 
 def _digest(data: bytes) -> str:

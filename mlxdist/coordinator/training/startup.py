@@ -11,7 +11,7 @@ from mlxdist.coordinator.config.advice import learning_rate_advice
 from mlxdist.coordinator.config.hosts import Hosts
 from mlxdist.coordinator.config.schema import RunConfig, TrainConfig, as_json
 from mlxdist.coordinator.fleet.fleet import Fleet
-from mlxdist.coordinator.launch.looking import PACKAGES, Seen
+from mlxdist.coordinator.launch.looking import Seen
 from mlxdist.coordinator.launch.roster import Roster
 from mlxdist.coordinator.methods.kinds import KINDS
 from mlxdist.coordinator.methods.method import Method
@@ -42,6 +42,7 @@ from mlxdist.protocol.methods import METHODS
 from mlxdist.protocol.numerics import Promise
 from mlxdist.protocol.untrusted import quoted
 from mlxdist.protocol.vectors import Vector
+from mlxdist.protocol.versions import PACKAGES
 
 
 @dataclass(frozen=True)
