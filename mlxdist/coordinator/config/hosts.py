@@ -59,6 +59,7 @@ class NodeSpec:
     model: str = ""  # folder of the model on that host; "" = as the run says
     memory_limit_gb: Annotated[float, Meta(ge=0)] = 0.0  # GB (10^9 bytes) for MLX; 0 = what the machine allows
     transport: Literal["tcp", "ssh"] = "tcp"  # ssh: both connections go through ssh -R
+    ssh_options: tuple[str, ...] = ()  # words for ssh before its own: ["-F", "/path/config"]
     caffeinate: bool = True  # keeps the Mac awake while it works (macOS only)
 
 
@@ -74,15 +75,7 @@ class Hosts:
 # Values that need a feature of a later version: (test of a value, sentence when it needs the feature).
 # Delete an entry when its feature lands; nothing else needs to change.
 NOT_YET: Mapping[str, tuple[Callable[[Any], bool], str]] = MappingProxyType(
-    {
-        "coordinator.host": (lambda host: not is_local(host), "starting the coordinator on another Mac"),
-        "nodes.host": (lambda host: not is_local(host), 'launching over ssh; until then host = "localhost"'),
-        "nodes.user": (bool, "launching over ssh"),
-        "nodes.python": (bool, "an interpreter of its own for a node"),
-        "nodes.workdir": (bool, "a work folder of its own for a node"),
-        "nodes.model": (bool, "a model folder of its own for a node"),
-        "nodes.transport": (lambda transport: transport != "tcp", "connections through ssh"),
-    }
+    {"coordinator.host": (lambda host: not is_local(host), "starting the coordinator on another Mac")}
 )
 
 
@@ -231,9 +224,9 @@ def _address(key: str, value: Any, *, user_key: bool) -> Any:
     if key == "host" and user_key and "@" in value:
         user, _, bare = value.partition("@")
         raise ValueError(f'the user is a key of its own: user = "{user}", host = "{bare}"')
-    if key == "host" and not HOST.fullmatch(value) and not _is_ip(value):
+    if key == "host" and not HOST.fullmatch(value) and not is_ip(value):
         raise ValueError("must be a name or address as ssh takes it, without user or port")
-    if key == "bind" and value not in ("auto", "*", "localhost") and not _is_ip(value):
+    if key == "bind" and value not in ("auto", "*", "localhost") and not is_ip(value):
         raise ValueError('must be "auto", "*" or an IP address of the coordinator')
     return value
 
@@ -243,7 +236,8 @@ def _nearest(key: str, known: Sequence[str]) -> str:
     return f"the nearest is {near}" if near else f"there are {', '.join(known)}"
 
 
-def _is_ip(text: str) -> bool:
+def is_ip(text: str) -> bool:
+    """Returns True for an IPv4 or IPv6 address, with or without a zone."""
     try:
         ipaddress.ip_address(text)
     except ValueError:

@@ -2,6 +2,7 @@
 
 import errno
 import socket
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -10,8 +11,8 @@ from zmq.auth import Authenticator
 from zmq.utils.monitor import recv_monitor_message
 
 from mlxdist.coordinator.fleet.access import Access
-from mlxdist.coordinator.fleet.connections import shut, source_of
-from mlxdist.coordinator.fleet.doorway import Doorway
+from mlxdist.coordinator.fleet.connections import received_bytes, shut, source_of
+from mlxdist.coordinator.fleet.doorway import LOOK_SECONDS, Doorway
 from mlxdist.protocol.errors import ConfigError
 from mlxdist.protocol.transport import CONTROL, DATA, Parcel, Refusal
 from mlxdist.protocol.wire import Frames
@@ -148,6 +149,7 @@ class RouterHub:
 
     def receive(self, timeout: float) -> list[Parcel]:
         """The parcels that have arrived on either port, after up to `timeout` seconds of waiting for the first."""
+        timeout = min(timeout, LOOK_SECONDS) if self._doorway.waiting else timeout
         ready = dict(self._poller.poll(int(timeout * 1000)))
         if self._woken.fileno() in ready:
             try:
@@ -160,6 +162,8 @@ class RouterHub:
         for monitor in self._monitors.values():
             if monitor in ready:
                 self._watch(monitor)
+        for greedy in self._doorway.too_much(received_bytes, time.monotonic()):
+            shut(*greedy)
         arrived: list[Parcel] = []
         for channel, router in self._sockets.items():
             if router not in ready:
