@@ -128,18 +128,22 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 class _Launch(typer.core.TyperCommand):
-    """Lets --resume stand alone, for `--resume last`."""
+    """Lets --resume stand alone, for `--resume last`, and --invite, for `--invite 1`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, resume_with_value(args))
+        return super().parse_args(ctx, with_values(args))
 
 
-def resume_with_value(args: Sequence[str]) -> list[str]:
-    """Returns the arguments with "last" after each --resume that no value follows."""
-    given = list(args)
-    for place in range(len(args) - 1, -1, -1):
-        if args[place] == "--resume" and args[place + 1 : place + 2] not in (["last"], ["previous"]):
-            given.insert(place + 1, "last")
+VALUES = {"--resume": ("last", re.compile("last|previous")), "--invite": ("1", re.compile(r"\d+"))}
+
+
+def with_values(args: Sequence[str]) -> list[str]:
+    """Returns the arguments with the default value after each --resume and --invite that none of its values follows."""
+    given = list[str]()
+    for arg, after in zip(args, [*args[1:], ""], strict=True):
+        given.append(arg)
+        if arg in VALUES and not VALUES[arg][1].fullmatch(after):
+            given.append(VALUES[arg][0])
     return given
 
 
@@ -160,6 +164,17 @@ def launch(
     sync_first: Annotated[
         bool, typer.Option("--sync", help="First put an equal environment and the model on every host.")
     ] = False,
+    invite: Annotated[
+        int | None,
+        typer.Option(
+            "--invite",
+            min=0,
+            max=64,
+            metavar="[N]",
+            help="Let other Macs join: show the command to type there, and a code for one Mac, or for N. --invite 0: "
+            "only Macs that have joined before. With a run that goes on already, the code is for that run.",
+        ),
+    ] = None,
     insecure_lan: InsecureLan = False,
 ) -> None:
     """Train, on this machine or on several.
@@ -176,6 +191,8 @@ def launch(
         cluster = _cluster(hosts, nodes)
         local_only(cluster)
         config = load_config(run or cluster.run, set_ or ())
+        if invite is not None:
+            cluster = _open(cluster, config.output, invite, insecure_lan=insecure_lan)
         if sync_first:
             from rich.console import Console
 
@@ -194,6 +211,7 @@ def launch(
                 previous=previous,
                 environ=os.environ,
                 insecure_lan=insecure_lan,
+                invite=invite or 0,
             )
         )
 
@@ -240,6 +258,61 @@ def node(
     if reason:
         print(f"mlxdist node: {reason}", file=sys.stderr)
     sys.exit(code)
+
+
+@app.command()
+def join(
+    place: Annotated[
+        str,
+        typer.Argument(metavar="[HOST[:PORT]]", help="The Mac that launches, as `mlxdist launch --invite` prints it."),
+    ] = "",
+    name: Annotated[str, typer.Option(help="The name of this Mac in reports. Default: its own.")] = "",
+    wait: Annotated[
+        str, typer.Option(help="The time to wait for a run to start, or to come back: 30s, 10m, 12h.")
+    ] = "12h",
+    again: Annotated[
+        bool, typer.Option("--again", help="Ask for a code although keys were exchanged: one side has new ones.")
+    ] = False,
+) -> None:
+    """Let this Mac work for the runs of another one: the first time by a code, later without.
+
+    The code comes from `mlxdist launch --invite` there; it is asked for, or read from standard input.
+    """
+    from mlxdist.interrupts import interruptible
+
+    with interruptible():
+        from mlxdist.keys.store import KeyStore
+        from mlxdist.node.pairing import known, of, only_known, pair, place_of
+        from mlxdist.node.supervisor import main as supervise
+        from mlxdist.protocol.launched import LaunchOrder
+
+        more_open_files()
+        store, name, seconds = KeyStore.of_user(), name or _this_mac(), _seconds(wait)
+        if place:
+            member = None if again else known(store, place_of(place), name)
+        else:
+            trusted = only_known(store)
+            if trusted is None:
+                raise UserError(
+                    "this Mac knows no coordinator yet: type the command that `launch --invite` prints there"
+                )
+            member = of(store, trusted, name)
+        if member is None:
+            member = pair(store, place_of(place), name, _read_code)
+            print(f"keys were exchanged: this Mac is {member.name} there, and needs no code the next time", flush=True)
+        print(f"works for {member.place}, as {member.name}; Ctrl-C leaves", flush=True)
+        order = LaunchOrder(member.place.host, member.place.port, wait_seconds=seconds)
+        code, reason = supervise(member.name, order, launched=False, keys=member.keys)
+    if reason:
+        print(f"mlxdist join: {reason}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _read_code() -> str:
+    """Returns the code that a person types, or the first line of standard input where no person is there."""
+    if sys.stdin.isatty():
+        return str(typer.prompt("The code that the other Mac shows"))
+    return sys.stdin.readline()
 
 
 @app.command()
@@ -453,6 +526,21 @@ def _cluster(hosts: Path | None, nodes: int | None) -> "Hosts":
     if hosts is not None and nodes is not None:
         raise UserError("--nodes counts nodes on this machine, and --hosts lists them in a file: give one of the two")
     return load_hosts(hosts) if hosts is not None else local_hosts(nodes or 1)
+
+
+def _open(cluster: "Hosts", output: Path, invite: int, *, insecure_lan: bool) -> "Hosts":
+    """Returns the cluster as other Macs reach it. With a run that goes on already, invites to that one, and ends."""
+    from mlxdist.coordinator.config.hosts import open_to_others
+    from mlxdist.coordinator.invite.invite import invite_to_running
+    from mlxdist.coordinator.storage.open_run import is_running
+    from mlxdist.keys.store import KeyStore
+
+    if insecure_lan:
+        raise UserError("--invite exchanges keys, and --insecure-lan connects without: leave one of the two out")
+    if is_running(output):
+        invite_to_running(output, invite, KeyStore.of_user(), lambda sentence: print(sentence, flush=True))
+        sys.exit(0)
+    return open_to_others(cluster)
 
 
 def _model(cluster: "Hosts", run: Path | None, changes: Sequence[str] | None) -> str:

@@ -39,11 +39,13 @@ def run(
     clock: Callable[[], float] = time.monotonic,
     keys: KeyStore | None = None,
     insecure_lan: bool = False,
+    invite: int = 0,
 ) -> int:
     """Trains, and returns the command's exit code: 0 all steps done, 130 interrupted after a save.
 
     `previous`: a resumed run goes on from the state before the last one, which is dropped. `keys`: the store of this
     Mac, default: that of the user; it is used when other Macs may connect. `insecure_lan`: they connect without.
+    `invite`: so many of them may join by a code that is shown.
 
     Raises MlxdistError, whose `exit_code` is the command's: 1 the run could not go on, 2 nothing was trained.
     """
@@ -72,7 +74,7 @@ def run(
             access = None
             if not insecure_lan and (roster.seen or not is_loopback(hosts.coordinator.bind)):
                 access = open_access(folder.state, keys or KeyStore.of_user(), resume=resume)
-            with started_nodes(prepared, hosts, roster, folder, report, clock, access) as fleet:
+            with started_nodes(prepared, hosts, roster, folder, report, clock, access, invite) as fleet:
                 begun = start(prepared, hosts, roster, folder, fleet, report)
                 announce(prepared, begun, folder, report)
                 train_to_the_end(loop_of(prepared, begun, folder, fleet, report, clock), begun.state)

@@ -26,6 +26,8 @@ from mlxdist.protocol.untrusted import NODE_NAME
 
 VERSION = 1
 MOST_BYTES = 1024  # of a message
+FIRST_PORT = 7550  # control, where a run that other Macs may join has no port of its own choice; data is the next one
+OFFSET = 2  # from the control port to the one at which keys are exchanged
 LENGTH_BYTES = 2  # before each message on a connection
 DIGITS = 4  # of each of the two groups of a code
 JOINER, COORDINATOR = b"mlxdist joiner", b"mlxdist coordinator"  # the two identities of SPAKE2, and of the proofs

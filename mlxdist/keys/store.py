@@ -105,7 +105,7 @@ class KeyStore:
             write_private(path, Known(public, now.astimezone(UTC).isoformat(timespec="seconds")))
 
     def welcome(self, wish: str, public: str, *, taken: Collection[str] = (), now: datetime) -> str:
-        """Lets the node with this key take part. Returns its name: the one that it has, else `wish` or the next free one.
+        """Lets the node with this key take part. Returns its name: the one it has, else `wish` or the next free one.
 
         `taken`: names that are not free. Raises UserError for a name that cannot be one.
         """

@@ -1,8 +1,8 @@
-"""--resume stands alone, or before `previous`; what follows it otherwise is not its value."""
+"""--resume and --invite stand alone, or before one of their values; what follows them otherwise is none."""
 
 import pytest
 
-from mlxdist.cli import resume_with_value
+from mlxdist.cli import with_values
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,11 @@ from mlxdist.cli import resume_with_value
         ("--resume last", "--resume last"),
         ("run.toml --resume=previous", "run.toml --resume=previous"),
         ("run.toml", "run.toml"),
+        ("run.toml --invite", "run.toml --invite 1"),
+        ("--invite run.toml", "--invite 1 run.toml"),
+        ("run.toml --invite 4 --resume", "run.toml --invite 4 --resume last"),
+        ("--invite --resume previous run.toml", "--invite 1 --resume previous run.toml"),
     ],
 )
-def test_resume_alone_means_the_last_state(given: str, read: str) -> None:
-    assert resume_with_value(given.split()) == read.split()
+def test_resume_alone_means_the_last_state_and_invite_alone_one_mac(given: str, read: str) -> None:
+    assert with_values(given.split()) == read.split()

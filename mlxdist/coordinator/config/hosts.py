@@ -8,7 +8,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import chain, count
 from pathlib import Path
 from types import MappingProxyType
@@ -95,6 +95,13 @@ def is_local(host: str) -> bool:
 def is_loopback(bind: str) -> bool:
     """Returns True when listening on `bind` stays on this machine, as "auto" does with local nodes."""
     return bind in ("auto", *LOCAL) or (bind != "*" and ipaddress.ip_address(bind).is_loopback)
+
+
+def open_to_others(hosts: Hosts) -> Hosts:
+    """Returns the cluster with a coordinator that other Macs reach: on every address, where no other one is given."""
+    if not is_loopback(hosts.coordinator.bind):
+        return hosts
+    return replace(hosts, coordinator=replace(hosts.coordinator, bind="*"))
 
 
 def listening_address(bind: str) -> str:

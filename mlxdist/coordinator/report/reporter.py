@@ -124,6 +124,10 @@ class Reporter:
         self._tell("stage", {"message": sentence})
         self._display.say(sentence)
 
+    def say(self, sentence: str) -> None:
+        """Tells a sentence on the screen alone: a file is no place for a code."""
+        self._display.say(sentence)
+
     def step(self, report: StepReport) -> None:
         """Tells one finished step: its numbers, the nodes' speeds, and its advice if there is some."""
         with self._lock:

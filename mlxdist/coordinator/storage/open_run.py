@@ -51,6 +51,22 @@ def open_run(path: Path, *, resume: bool, base_model: str, method: str, created_
         yield run
 
 
+def is_running(path: Path) -> bool:
+    """Returns True while an mlxdist writes in the run folder `path`."""
+    try:
+        lock = os.open(RunFolder(path).state / "lock", os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(lock)
+
+
 def read_manifest(run: RunFolder) -> dict[str, object] | None:
     """Returns the run's manifest, or None for a folder that is not a run of mlxdist."""
     try:

@@ -3,8 +3,8 @@
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from importlib import metadata
 
@@ -17,6 +17,8 @@ from mlxdist.coordinator.fleet.access import Access
 from mlxdist.coordinator.fleet.ended import Printed
 from mlxdist.coordinator.fleet.fleet import Fleet
 from mlxdist.coordinator.fleet.sockets import RouterHub
+from mlxdist.coordinator.invite.invite import invited, note_joinable
+from mlxdist.coordinator.invite.port import Joinable
 from mlxdist.coordinator.launch.roster import Roster, is_loopback, listening, own_addresses
 from mlxdist.coordinator.launch.starts import starts_of
 from mlxdist.coordinator.launch.supervisors import Supervisors
@@ -26,8 +28,11 @@ from mlxdist.coordinator.storage.node_log import append_line
 from mlxdist.coordinator.storage.run_folder import RunFolder
 from mlxdist.coordinator.training.prepare import Prepared
 from mlxdist.keys.choose import INSECURE
-from mlxdist.protocol.errors import SaveError
+from mlxdist.keys.exchange import FIRST_PORT
+from mlxdist.protocol.errors import ConfigError, SaveError
 from mlxdist.protocol.transport import CONTROL, DATA
+
+MOST_RUNS = 8  # at the same time on this machine, that other Macs find without a port
 
 
 @contextmanager
@@ -39,16 +44,19 @@ def started_nodes(
     report: Reporter,
     clock: Callable[[], float],
     access: Access | None = None,
+    invite: int = 0,
 ) -> Iterator[Fleet]:
     """Opens the ports, starts the nodes of `roster`, and gives the fleet that they join while the block lasts.
 
-    The nodes are told how the block ended. With `access` all connections are encrypted.
+    The nodes are told how the block ended. With `access` all connections are encrypted. `invite`: so many Macs may
+    join by a code.
 
     Raises UserError for ports that cannot be opened.
     """
     timing, bind = prepared.config.timing, hosts.coordinator.bind
     addresses = listening(hosts, roster, own_addresses())
-    hub = RouterHub(addresses, hosts.coordinator.port, access)
+    beyond = [address for address in addresses if not is_loopback(address)]
+    hub = open_ports(addresses, hosts.coordinator.port, access)
     nodes = Supervisors(prepared.config.output.name, timing.stop_seconds, timing.restart_seconds, clock)
     fleet = Fleet(
         Cluster(cluster_settings(prepared, hosts, roster, hub.ports[DATA])),
@@ -58,11 +66,18 @@ def started_nodes(
         clock=clock,
         audit=Audit(prepared.config.train.audit, prepared.config.batch.seed),
     )
-    reason = "the run failed"
+    reason, invitation = "the run failed", ExitStack()
     try:
         report.stage(f"starting {count(len(roster.ready), 'node')}" if hosts.nodes else "waiting for nodes")
-        if beyond := [address for address in addresses if not is_loopback(address)]:
+        if beyond:
             report.note(how_to_join(bind if bind != "auto" else beyond[0], hub.ports[CONTROL], access))
+        names = tuple(node.name for node in hosts.nodes)
+        joinable = (
+            Joinable(access.server.public, hub.ports[CONTROL], tuple(addresses), names) if beyond and access else None
+        )
+        note_joinable(folder.state, joinable)
+        if invite and joinable and access:
+            invitation.enter_context(invited(joinable, access.store, invite, report.say))
         ready, later = (
             starts_of(part, roster, hosts.coordinator, hub.ports, access, timing.away_seconds)
             for part in (roster.ready, roster.later)
@@ -75,10 +90,23 @@ def started_nodes(
         raise
     finally:
         try:
+            invitation.close()
             fleet.close(reason)
         finally:
             for event in nodes.stop():
                 write_log(event, report, folder)
+
+
+def open_ports(addresses: Sequence[str], port: int, access: Access | None) -> RouterHub:
+    """Opens the two ports. Where none is given and other Macs connect, the first free ones of a short list are taken.
+
+    So a Mac that has joined once finds the next run at the same place. Raises UserError.
+    """
+    if not port and not all(map(is_loopback, addresses)):
+        for choice in range(FIRST_PORT, FIRST_PORT + 3 * MOST_RUNS, 3):
+            with suppress(ConfigError):
+                return RouterHub(addresses, choice, access)
+    return RouterHub(addresses, port, access)
 
 
 def how_to_join(bind: str, port: int, access: Access | None) -> str:

@@ -10,32 +10,32 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
-from mlxdist.coordinator.config.hosts import listening_address
-from mlxdist.coordinator.fleet.connections import plain_address
-from mlxdist.keys.exchange import LENGTH_BYTES, CoordinatorsSide, Refused, framed, length_of, packed
-from mlxdist.keys.invitation import Invitation
-from mlxdist.keys.store import KeyStore
-from mlxdist.protocol.errors import ConfigError, MismatchError, UserError, WireError
+import msgspec
 
-OFFSET = 2  # from the control port; data has the one between
+from mlxdist.coordinator.fleet.connections import plain_address
+from mlxdist.keys.exchange import LENGTH_BYTES, OFFSET, CoordinatorsSide, Refused, framed, length_of, packed
+from mlxdist.keys.invitation import MOST_TRIES, Invitation
+from mlxdist.keys.pair import PublicKey
+from mlxdist.keys.store import KeyStore
+from mlxdist.protocol.errors import ConfigError, MismatchError, SaveError, UserError, WireError
+from mlxdist.protocol.limits import Port
+
 CONNECTION_SECONDS = 10.0  # for a whole exchange
 MOST_CONNECTIONS = 64
 MOST_OF_ADDRESS = 4
 LOOK_SECONDS = 0.2  # between looks at the clock
 
 
-@dataclass(frozen=True)
-class Joinable:
-    """A run as a Mac with the code learns it, and the place where that Mac is noted."""
+class Joinable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A run that other Macs can reach, as its state tells it while the run goes on."""
 
-    public: str  # the key of its ports
-    port: int  # control
-    store: KeyStore
-    taken: Collection[str] = ()  # names that a Mac cannot get: those of nodes that the run starts
+    public: PublicKey  # of its ports
+    port: Port  # control
+    addresses: tuple[str, ...]  # that it listens on
+    names: tuple[str, ...] = ()  # of the nodes that it starts itself: no other Mac gets one of them
 
 
 class InvitationPort:
@@ -45,26 +45,34 @@ class InvitationPort:
         self,
         invitation: Invitation,
         run: Joinable,
+        store: KeyStore,
         tell: Callable[[str], None],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`tell` takes a sentence for the person, in the thread of the port."""
-        self._invitation, self._run, self._tell, self._clock = invitation, run, tell, clock
+        """`store`: where Macs that join are noted. `tell` takes a sentence for a person, in the thread of the port."""
+        self._invitation, self._run, self._store, self._tell, self._clock = invitation, run, store, tell, clock
         self._open = Counter[str]()  # connections by address
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def open(self, bind: str) -> None:
-        """Opens the port on the addresses that `bind` stands for. Raises ConfigError where it is in use."""
-        port = self._run.port + OFFSET
+    def open(self) -> None:
+        """Opens the port on the addresses of the run. Raises ConfigError where it is in use."""
+        port, listeners = self._run.port + OFFSET, list[socket.socket]()
         try:
-            listener = listen(listening_address(bind), port)
+            for address in self._run.addresses:
+                listeners.append(listen(address, port))
         except OSError as error:
-            taken = error.errno == errno.EADDRINUSE
-            cure = "an invitation is open already, or coordinator.port should be another one" if taken else "look at it"
-            raise ConfigError(f"port {port}, for the exchange of keys, cannot be opened ({error.strerror}): {cure}") from error
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(listener)), name="invitation", daemon=True)
+            for listener in listeners:
+                listener.close()
+            busy = "an invitation to this run is open already" if error.errno == errno.EADDRINUSE else error.strerror
+            raise ConfigError(
+                f"port {port}, where other Macs exchange keys, cannot be opened: {busy}; wait for its end, or set "
+                "coordinator.port in hosts.toml to another one"
+            ) from error
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._serve(listeners)), name="invitation", daemon=True
+        )
         self._thread.start()
 
     def wait(self) -> None:
@@ -79,13 +87,19 @@ class InvitationPort:
         if self._thread is not None:
             self._thread.join()
 
-    async def _serve(self, listener: socket.socket) -> None:
-        server = await asyncio.start_server(self._connected, sock=listener, limit=4096)
-        async with server:
-            while not self._closing.is_set() and (self._open or not self._invitation.over(self._clock())):
-                await asyncio.sleep(LOOK_SECONDS)
-        if self._invitation.macs and (why := self._invitation.over(self._clock())):
-            self._tell(f"the code for other Macs has ended: {why}. `--invite` with the same command gives another one")
+    async def _serve(self, listeners: Sequence[socket.socket]) -> None:
+        servers = [await asyncio.start_server(self._connected, sock=each, limit=4096) for each in listeners]
+        while not self._closing.is_set() and (self._open or not self._over()):
+            await asyncio.sleep(LOOK_SECONDS)
+        for server in servers:
+            server.close()
+        if self._invitation.macs and not self._closing.is_set():
+            self._tell(
+                f"the code for other Macs has ended: {self._over()}. The same command with --invite gives another"
+            )
+
+    def _over(self) -> str:
+        return self._invitation.over(self._clock())
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         address = plain_address(writer.get_extra_info("peername")[0])
@@ -107,7 +121,7 @@ class InvitationPort:
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: str) -> None:
         hello = await _receive(reader)
         if not self._invitation.begin(self._clock()):
-            _send(writer, packed(Refused(f"the code has ended: {self._invitation.over(self._clock())}")))
+            _send(writer, packed(Refused(f"the code has ended: {self._over() or 'others try it now'}")))
             return
         right = False
         try:
@@ -116,19 +130,17 @@ class InvitationPort:
             side.check(await _receive(reader))
             right = self._invitation.joined(self._clock())
             if not right:
-                raise MismatchError(f"the code has ended: {self._invitation.over(self._clock())}")
-            name = self._run.store.welcome(
-                side.hello.name, side.hello.public, taken=self._run.taken, now=datetime.now(UTC)
-            )
+                raise MismatchError(f"the code has ended: {self._over()}")
+            asked, now = side.hello, datetime.now(UTC)
+            name = self._store.welcome(asked.name, asked.public, taken=self._run.names, now=now)
             _send(writer, side.granted(name))
-            self._tell(f"{name}: joins from {address} by the code; its key is known from now on (mlxdist nodes)")
-        except (MismatchError, UserError) as error:
+            self._tell(f"{name} joins from {address} by the code, and needs none the next time (mlxdist nodes)")
+        except (MismatchError, UserError, SaveError) as error:
             _send(writer, packed(Refused(str(error)[:500])))
         finally:
             if not right:
                 left = self._invitation.tries
-                self._tell(f"{address} tried to join without the right code; {left} more such tries end it" if left else
-                           f"{address} tried to join without the right code")
+                self._tell(f"{address} tried to join without the right code: {left} of {MOST_TRIES} tries are left")
 
 
 def listen(address: str, port: int) -> socket.socket:

@@ -1,0 +1,81 @@
+"""An invitation to a run: one command and one code for the other Macs, while the run starts, trains or waits."""
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mlxdist.coordinator.invite.port import InvitationPort, Joinable
+from mlxdist.coordinator.launch.roster import is_loopback, own_addresses
+from mlxdist.keys.exchange import FIRST_PORT
+from mlxdist.keys.files import read_private, write_private
+from mlxdist.keys.invitation import CODE_SECONDS, Invitation
+from mlxdist.keys.store import KeyStore
+from mlxdist.protocol.errors import UserError
+
+FILE = "joinable"  # in the run's state
+
+
+@contextmanager
+def invited(run: Joinable, store: KeyStore, macs: int, say: Callable[[str], None]) -> Iterator[InvitationPort]:
+    """Lets so many Macs exchange keys with a run by a new code, until the code has ended or the block.
+
+    `say` takes a sentence for a person alone: the code is written to no file.
+
+    Raises ConfigError where the port of the exchange is in use.
+    """
+    invitation = Invitation(macs, time.monotonic() + CODE_SECONDS)
+    port = InvitationPort(invitation, run, store, say)
+    port.open()
+    try:
+        say(sentence(run, invitation.code, macs, own_addresses()))
+        yield port
+    finally:
+        port.close()
+
+
+def sentence(run: Joinable, code: str, macs: int, own: list[str]) -> str:
+    """Returns the command and the code for the other Macs. `own`: the addresses of this machine."""
+    every = [address for address in run.addresses if address in ("*", "::", "0.0.0.0")]
+    numeric = [each for each in (own if every else run.addresses) if not is_loopback(each)]
+    numeric.sort(key=lambda each: ":" in each)  # an IPv4 address is easier to type
+    places = [*([socket.gethostname()] if every else []), *map(place_in_words, numeric[:1])]
+    port = "" if run.port == FIRST_PORT else f":{run.port}"
+    who = "one other Mac" if macs == 1 else f"{macs} other Macs"
+    other = f" (or {places[1]}{port}, where that name is not found)" if len(places) > 1 else ""
+    return (
+        f"on {who}, type: mlxdist join {places[0]}{port}{other}. The code there is {code}, "
+        f"for {CODE_SECONDS / 60:.0f} minutes"
+    )
+
+
+def place_in_words(address: str) -> str:
+    """Returns an address as it stands before a port."""
+    return f"[{address}]" if ":" in address else address
+
+
+def note_joinable(state: Path, run: Joinable | None) -> None:
+    """Notes in a run's state where other Macs reach it; None: they do not. Raises SaveError."""
+    if run is not None:
+        write_private(state / FILE, run)
+    else:
+        (state / FILE).unlink(missing_ok=True)
+
+
+def invite_to_running(output: Path, macs: int, store: KeyStore, say: Callable[[str], None]) -> None:
+    """Lets other Macs join the run that goes on in a folder, by a code; returns when the code has ended.
+
+    Raises UserError where no other Mac can reach the run.
+    """
+    path = output / "state" / FILE
+    if not path.exists():
+        raise UserError(
+            f"the run in {output} listens on this machine alone, so no other Mac can join it: stop it with Ctrl-C, "
+            "which saves, and start it with --resume and --invite"
+        )
+    if not macs:
+        say("the run takes Macs that are known already: on each, type `mlxdist join`")
+        return
+    with invited(read_private(path, Joinable), store, macs, say) as port:
+        port.wait()
