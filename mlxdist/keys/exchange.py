@@ -136,6 +136,14 @@ def unpacked(data: bytes, *kinds: type[M]) -> M:
     raise WireError(f"{type(message).__name__} is not due at this point of the exchange of keys")
 
 
+def asked(hello: bytes) -> Hello:
+    """Returns a joiner's first message. Raises MismatchError for another version, WireError for another message."""
+    message = unpacked(hello, Hello)
+    if message.version != VERSION:
+        raise MismatchError("the two Macs have different versions of mlxdist: install the same one on both")
+    return message
+
+
 def _secret(side: _Spake, theirs: bytes) -> bytes:
     """Returns the common key, 32 bytes. Raises WireError for an element that is none, or the own one sent back."""
     from spake2 import SPAKEError
@@ -190,9 +198,7 @@ class CoordinatorsSide:
         """
         from spake2 import SPAKE2_B
 
-        self.hello = unpacked(hello, Hello)
-        if self.hello.version != VERSION:
-            raise MismatchError("the two Macs have different versions of mlxdist: install the same one on both")
+        self.hello = asked(hello)
         spake: _Spake = SPAKE2_B(code.encode(), idA=JOINER, idB=COORDINATOR)
         self.answer = packed(Answer(public, port, spake.start()))
         self._secret = _secret(spake, self.hello.element)

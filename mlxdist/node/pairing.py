@@ -40,7 +40,7 @@ class Joined:
 def place_of(text: str) -> Place:
     """Returns the place in HOST, HOST:PORT, an IPv6 address, or one in brackets with a port. Raises UserError."""
     found = re.fullmatch(
-        r"\[(?P<six>[^\]]+)\](:(?P<port6>\d+))?|(?P<bare>[^:]+)(:(?P<port>\d+))?|(?P<plain6>.*:.*:.*)", text
+        r"\[(?P<six>[^\]]+)\](:(?P<port6>\d+))?|(?P<bare>[^:[]+)(:(?P<port>\d+))?|(?P<plain6>[^[]*:[^[]*:[^[]*)", text
     )
     if found is not None:
         host = found["six"] or found["bare"] or found["plain6"]

@@ -1,4 +1,4 @@
-"""The exchange of keys by a code: both sides learn the other's key, and one who only listens or relays learns nothing."""
+"""The exchange of keys by a code: both sides learn the other's key; one who listens or relays learns nothing."""
 
 import hmac
 from collections.abc import Callable
@@ -95,7 +95,7 @@ def test_a_recorded_exchange_cannot_be_played_again() -> None:
 
 
 def test_a_listener_cannot_try_codes_on_what_it_has_recorded() -> None:
-    """With every secret but those two that the Macs drew, the right code gives another key than theirs: no test of it."""
+    """Even the right code gives another key than theirs, without the numbers that the two Macs drew."""
     joiner = e.JoinersSide(CODE, "mini", NODE)
     coordinator = e.CoordinatorsSide(CODE, COORDINATOR, 7550, joiner.hello)
     proof = e.unpacked(joiner.proof(coordinator.answer), e.Proof)

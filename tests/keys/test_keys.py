@@ -147,7 +147,9 @@ def test_a_name_leads_to_no_other_file(name: str, store: KeyStore) -> None:
 @pytest.mark.parametrize("host", ["..", "../x", "/etc/passwd", "fe80::1%en0", "a" * 40])
 def test_a_host_leads_to_no_other_folder(host: str, store: KeyStore) -> None:
     store.trust(host, A.public, now=NOW)
-    assert (trusted := store.trusted(host)) and trusted.public == A.public
+    trusted = store.trusted(host)
+    assert trusted is not None
+    assert trusted.public == A.public
     assert [path.parent for path in store.folder.rglob("*") if path.is_file()] == [store.folder / "coordinators"]
 
 

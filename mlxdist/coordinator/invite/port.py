@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from mlxdist.coordinator.fleet.connections import plain_address
-from mlxdist.keys.exchange import LENGTH_BYTES, OFFSET, CoordinatorsSide, Refused, framed, length_of, packed
+from mlxdist.keys.exchange import LENGTH_BYTES, OFFSET, CoordinatorsSide, Refused, asked, framed, length_of, packed
 from mlxdist.keys.invitation import MOST_TRIES, Invitation
 from mlxdist.keys.pair import PublicKey
 from mlxdist.keys.store import KeyStore
@@ -52,7 +52,8 @@ class InvitationPort:
     ) -> None:
         """`store`: where Macs that join are noted. `tell` takes a sentence for a person, in the thread of the port."""
         self._invitation, self._run, self._store, self._tell, self._clock = invitation, run, store, tell, clock
-        self._open = Counter[str]()  # connections by address
+        self._open = dict[asyncio.StreamWriter, str]()  # the connections, oldest first, with their addresses
+        self._serving = 0  # connections, those included that were closed for others a moment ago
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -93,6 +94,11 @@ class InvitationPort:
             await asyncio.sleep(LOOK_SECONDS)
         for server in servers:
             server.close()
+        await asyncio.sleep(0)  # so that a connection that was just accepted is among the open ones
+        for writer in self._open:
+            writer.transport.abort()
+        while self._serving:
+            await asyncio.sleep(0.01)
         if self._invitation.macs and not self._closing.is_set():
             self._tell(
                 f"the code for other Macs has ended: {self._over()}. The same command with --invite gives another"
@@ -103,10 +109,9 @@ class InvitationPort:
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         address = plain_address(writer.get_extra_info("peername")[0])
-        if self._open[address] >= MOST_OF_ADDRESS or self._open.total() >= MOST_CONNECTIONS:
-            writer.transport.abort()
-            return
-        self._open[address] += 1
+        self._open[writer] = address
+        self._serving += 1
+        self._close_oldest()
         try:
             async with asyncio.timeout(CONNECTION_SECONDS):
                 await self._exchange(reader, writer, address)
@@ -115,32 +120,39 @@ class InvitationPort:
             pass  # a stranger, or one that is gone; a try that it took is spent, and told
         finally:
             writer.close()
-            self._open[address] -= 1
-            self._open += Counter()  # drops addresses without connections
+            self._open.pop(writer, None)
+            self._serving -= 1
+
+    def _close_oldest(self) -> None:
+        """Closes the oldest connection of the address that has most, where it has too many, or all have."""
+        (crowd, number), *_ = Counter(self._open.values()).most_common(1)
+        if number > MOST_OF_ADDRESS or len(self._open) > MOST_CONNECTIONS:
+            oldest = next(writer for writer, address in self._open.items() if address == crowd)
+            del self._open[oldest]
+            oldest.transport.abort()
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: str) -> None:
-        hello = await _receive(reader)
-        if not self._invitation.begin(self._clock()):
-            _send(writer, packed(Refused(f"the code has ended: {self._over() or 'others try it now'}")))
-            return
-        right = False
+        hello, right = await _receive(reader), False
         try:
-            side = CoordinatorsSide(self._invitation.code, self._run.public, self._run.port, hello)
-            _send(writer, side.answer)
-            side.check(await _receive(reader))
-            right = self._invitation.joined(self._clock())
+            wish = asked(hello)
+            if not self._invitation.begin(self._clock()):
+                raise MismatchError(f"the code has ended: {self._over() or 'others try it now'}")
+            try:
+                side = CoordinatorsSide(self._invitation.code, self._run.public, self._run.port, hello)
+                _send(writer, side.answer)
+                side.check(await _receive(reader))
+                right = self._invitation.joined(self._clock())
+            finally:
+                if not right:
+                    left = self._invitation.tries
+                    self._tell(f"{address} tried to join without the right code: {left} of {MOST_TRIES} tries are left")
             if not right:
                 raise MismatchError(f"the code has ended: {self._over()}")
-            asked, now = side.hello, datetime.now(UTC)
-            name = self._store.welcome(asked.name, asked.public, taken=self._run.names, now=now)
+            name = self._store.welcome(wish.name, wish.public, taken=self._run.names, now=datetime.now(UTC))
             _send(writer, side.granted(name))
             self._tell(f"{name} joins from {address} by the code, and needs none the next time (mlxdist nodes)")
         except (MismatchError, UserError, SaveError) as error:
             _send(writer, packed(Refused(str(error)[:500])))
-        finally:
-            if not right:
-                left = self._invitation.tries
-                self._tell(f"{address} tried to join without the right code: {left} of {MOST_TRIES} tries are left")
 
 
 def listen(address: str, port: int) -> socket.socket:
