@@ -108,10 +108,7 @@ class Office:
             _tc(self.cables, self._end(name, direction), *rate)
 
     def inside(self, name: str = "") -> AbstractContextManager[None]:
-        """Moves this thread, and every thread that it starts, into the coordinator's namespace for a block.
-
-        `name`: into that of a node.
-        """
+        """Moves this thread, and every thread that it starts, into a node's namespace, or the coordinator's."""
         return _inside(self.node(name) if name else self.coordinator)
 
     def _place(self, name: str) -> int:
@@ -124,7 +121,7 @@ class Office:
     def _build(self) -> None:
         for namespace in (self.coordinator, self.cables, *map(self.node, self.names)):
             _ip("netns", "add", namespace)
-            _ip("-n", namespace, "link", "set", "lo", "up")
+            _ip("-n", namespace, "link", "set", "lo", "up")  # a Mac reaches its own addresses
             with _inside(namespace):  # fills a queue until it overflows, as a Mac's does, and every Linux has it
                 Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text("reno")
         _ip("-n", self.coordinator, "link", "add", "office", "type", "bridge")
@@ -179,22 +176,40 @@ class OfficeNodes:
         """All that a node's supervisor has printed."""
         return (self.logs / f"{name}.txt").read_text()
 
+    def public(self, name: str) -> str:
+        """The public key of a node's Mac."""
+        return KeyStore(self.home(name) / FOLDER).own_pair().public
+
     def admit(self, name: str) -> None:
         """Admits a node by its own key, as a person does with `mlxdist key` and `mlxdist nodes admit`."""
-        self.store.admit(name, KeyStore(self.home(name) / FOLDER).own_pair().public, now=datetime.now(UTC))
+        self.store.admit(name, self.public(name), now=datetime.now(UTC))
 
-    def start(self, name: str, *options: str) -> None:
-        """Starts a node of this name; without `options` it has the key of the coordinator."""
+    def environment(self, name: str) -> dict[str, str]:
+        """The environment on a Mac of the office."""
+        return {**os.environ, "MLX_DISABLE_COMPILE": "1", "HOME": str(self.home(name))}
+
+    def start(self, name: str, *options: str, called: str = "", home: str = "") -> None:
+        """Starts a node on the Mac `name`, under another name where it is `called` so, with the key of a Mac's home.
+
+        Without `options` it has the key of the coordinator.
+        """
         here = ["ip", "netns", "exec", self.office.node(name)]  # it becomes the command that follows
-        node = [sys.executable, "-m", "mlxdist", "node", "--connect", f"{COORDINATOR}:{PORT}", "--name", name]
+        node = [sys.executable, "-m", "mlxdist", "node", "--connect", f"{COORDINATOR}:{PORT}", "--wait", "20m"]
+        options = options or ("--coordinator", self.store.coordinator_pair().public)
         with (self.logs / f"{name}.txt").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                [*here, *node, "--wait", "20m", *(options or ("--coordinator", self.store.coordinator_pair().public))],
+                [*here, *node, "--name", called or name, *options],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "MLX_DISABLE_COMPILE": "1", "HOME": str(self.home(name))},
+                env=self.environment(home or name),
             )
+
+    def end(self, name: str) -> None:
+        """Kills the supervisor on a Mac; its worker ends with it."""
+        process = self.processes.pop(name)
+        process.kill()
+        process.wait()
 
     def train(self, config: RunConfig, min_nodes: int, *, resume: bool = False) -> int:
         """Trains one run, with the coordinator in this process and in the coordinator's namespace."""
@@ -204,16 +219,17 @@ class OfficeNodes:
 
     def stop(self) -> None:
         """Ends all nodes; a worker ends with its supervisor."""
-        for process in self.processes.values():
-            process.kill()
-        for process in self.processes.values():
-            process.wait()
+        for name in list(self.processes):
+            self.end(name)
 
 
 @contextmanager
-def office_nodes(logs: Path, *names: str) -> Iterator[OfficeNodes]:
-    """An office with these nodes, removed after the block. Raises OSError where it cannot be made."""
-    with office(names) as here:
+def office_nodes(logs: Path, *names: str, others: Sequence[str] = ()) -> Iterator[OfficeNodes]:
+    """An office with these nodes, and other Macs on which nothing runs; removed after the block.
+
+    Raises OSError where it cannot be made.
+    """
+    with office((*names, *others)) as here:
         nodes = OfficeNodes(logs, here)
         try:
             for name in names:

@@ -14,7 +14,7 @@ import pytest
 from mlxdist.coordinator.config.hosts import NodeSpec
 from mlxdist.coordinator.fleet.ended import Ended, Printed
 from mlxdist.coordinator.launch.supervisors import Start, Supervisors
-from mlxdist.protocol.launched import LaunchOrder
+from mlxdist.protocol.launched import AWAY, LaunchOrder
 from tests.processes.ssh_server import Server, ssh_server, why_not
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.skipif(bool(why_not()), reason=why_not())]
@@ -71,19 +71,21 @@ def printed(line: str) -> Callable[[Ended | Printed], bool]:
     return lambda event: isinstance(event, Printed) and line in event.line
 
 
-def of_run() -> list[psutil.Process]:
-    """The processes of nodes on the host, without the ssh that carries them."""
+def of_run(name: str = "") -> list[psutil.Process]:
+    """The processes of all nodes on the host, or of one, without the ssh that carries them."""
     found = []
     for process in psutil.process_iter(["cmdline"]):
         words = " ".join(process.info["cmdline"] or ())
-        if words == "sleep 98765" or ("--tag pairs." in words and Path(words.split()[0]).name != "ssh"):
+        if (words == "sleep 98765" and name != "mini-2") or (
+            f"--name {name}" in words and "--tag pairs." in words and Path(words.split()[0]).name != "ssh"
+        ):
             found.append(process)
     return found
 
 
-def all_gone() -> bool:
+def all_gone(name: str = "") -> bool:
     deadline = time.monotonic() + PATIENCE
-    while of_run():
+    while of_run(name):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.05)
@@ -106,9 +108,8 @@ def test_a_node_that_ignores_its_end_is_killed_with_its_group_and_nothing_else_i
     events_until(nodes, printed("started"))
     events_until(others, printed("5555"))
     nodes.stop()
-    left = [" ".join(process.cmdline()) for process in of_run()]
-    assert left
-    assert all("--name mini-2" in words for words in left)
+    assert all_gone("mini-1")
+    assert of_run("mini-2")
     others.stop()
     assert all_gone()
 
@@ -175,6 +176,20 @@ def test_a_host_that_refuses_at_the_start_is_not_waited_for(program: Program, se
     nodes.stop()
 
 
+@pytest.mark.parametrize(("code", "final"), [(0, False), (AWAY, False), (1, True)])
+def test_a_node_that_heard_nothing_of_us_is_started_again_and_one_that_was_refused_is_not(
+    code: int, final: bool, program: Program
+) -> None:
+    nodes = supervisors()
+    nodes.start([start_of(program("mini-1", f"exit {code}"))])
+    ended = events_until(nodes, lambda event: isinstance(event, Ended))[-1]
+    assert isinstance(ended, Ended)
+    assert ended.final == final
+    if not final:
+        events_until(nodes, lambda event: isinstance(event, Ended))
+    nodes.stop()
+
+
 def test_a_tunnel_gives_the_node_two_ports_of_its_own_and_none_that_is_open(program: Program) -> None:
     nodes = supervisors()
     nodes.start([start_of(program("mini-1", OBEDIENT), forwards=(("127.0.0.1", 7001), ("127.0.0.1", 7002)))])
@@ -193,7 +208,7 @@ LAUNCHER = """
 import sys, time
 from mlxdist.coordinator.config.hosts import NodeSpec
 from mlxdist.coordinator.launch.supervisors import Start, Supervisors
-from mlxdist.protocol.launched import LaunchOrder
+from mlxdist.protocol.launched import AWAY, LaunchOrder
 nodes = Supervisors("pairs", 1.0, 1.0)
 node = NodeSpec(name="mini-1", host="mini-1", python=sys.argv[1], ssh_options=("-F", sys.argv[2]))
 nodes.start([Start(node, b"null\\n", LaunchOrder("10.0.0.1", 5555))])

@@ -2,6 +2,7 @@
 
 import errno
 import socket
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -10,8 +11,8 @@ from zmq.auth import Authenticator
 from zmq.utils.monitor import recv_monitor_message
 
 from mlxdist.coordinator.fleet.access import Access
-from mlxdist.coordinator.fleet.connections import shut, source_of
-from mlxdist.coordinator.fleet.doorway import Doorway
+from mlxdist.coordinator.fleet.connections import received_bytes, shut, source_of
+from mlxdist.coordinator.fleet.doorway import LOOK_SECONDS, Doorway
 from mlxdist.protocol.errors import ConfigError
 from mlxdist.protocol.transport import CONTROL, DATA, Parcel, Refusal
 from mlxdist.protocol.wire import Frames
@@ -27,6 +28,7 @@ HANDSHAKE_SECONDS = 10
 RETRY_SECONDS = 60
 KEEPALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 60, zmq.TCP_KEEPALIVE_INTVL: 10, zmq.TCP_KEEPALIVE_CNT: 6}
 
+BACKLOG = 512  # connections that the system keeps until they are accepted: one that is lost comes again 1 s later
 IO_THREADS = 2  # encryption is done in them
 DOMAIN = "mlxdist"
 WATCHED = (
@@ -108,6 +110,7 @@ class RouterHub:
         router.setsockopt(zmq.ROUTER_HANDOVER, 1)
         router.setsockopt(zmq.MAXMSGSIZE, MOST_FRAME)
         router.setsockopt(zmq.RCVHWM, MOST_QUEUED)
+        router.setsockopt(zmq.BACKLOG, BACKLOG)
         router.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_SECONDS * 1000)
         router.setsockopt(zmq.TCP_MAXRT, RETRY_SECONDS * 1000)
         for option, value in KEEPALIVE.items():
@@ -146,6 +149,7 @@ class RouterHub:
 
     def receive(self, timeout: float) -> list[Parcel]:
         """The parcels that have arrived on either port, after up to `timeout` seconds of waiting for the first."""
+        timeout = min(timeout, LOOK_SECONDS) if self._doorway.waiting else timeout
         ready = dict(self._poller.poll(int(timeout * 1000)))
         if self._woken.fileno() in ready:
             try:
@@ -158,6 +162,8 @@ class RouterHub:
         for monitor in self._monitors.values():
             if monitor in ready:
                 self._watch(monitor)
+        for greedy in self._doorway.too_much(received_bytes, time.monotonic()):
+            shut(*greedy)
         arrived: list[Parcel] = []
         for channel, router in self._sockets.items():
             if router not in ready:

@@ -83,9 +83,9 @@ def listening(hosts: Hosts, roster: Roster, own: Sequence[str]) -> list[str]:
         return [listening_address(bind)]
     direct = [node for node in (*roster.ready, *roster.later) if node.transport == "tcp" and not is_local(node.host)]
     seen = [own_address(roster.seen[node.name].address or way_to(node.host), own) for node in direct]
-    found = list(dict.fromkeys(address for address in seen if address))
+    found = [address for address in seen if address]
     loopback = len(direct) < len(roster.ready) or not found
-    return [*([LOOPBACK] if loopback else []), *found]
+    return list(dict.fromkeys([*([LOOPBACK] if loopback else []), *found]))
 
 
 def own_addresses() -> list[str]:
