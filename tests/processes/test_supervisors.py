@@ -71,19 +71,21 @@ def printed(line: str) -> Callable[[Ended | Printed], bool]:
     return lambda event: isinstance(event, Printed) and line in event.line
 
 
-def of_run() -> list[psutil.Process]:
-    """The processes of nodes on the host, without the ssh that carries them."""
+def of_run(name: str = "") -> list[psutil.Process]:
+    """The processes of all nodes on the host, or of one, without the ssh that carries them."""
     found = []
     for process in psutil.process_iter(["cmdline"]):
         words = " ".join(process.info["cmdline"] or ())
-        if words == "sleep 98765" or ("--tag pairs." in words and Path(words.split()[0]).name != "ssh"):
+        if (words == "sleep 98765" and name != "mini-2") or (
+            f"--name {name}" in words and "--tag pairs." in words and Path(words.split()[0]).name != "ssh"
+        ):
             found.append(process)
     return found
 
 
-def all_gone() -> bool:
+def all_gone(name: str = "") -> bool:
     deadline = time.monotonic() + PATIENCE
-    while of_run():
+    while of_run(name):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.05)
@@ -106,9 +108,8 @@ def test_a_node_that_ignores_its_end_is_killed_with_its_group_and_nothing_else_i
     events_until(nodes, printed("started"))
     events_until(others, printed("5555"))
     nodes.stop()
-    left = [" ".join(process.cmdline()) for process in of_run()]
-    assert left
-    assert all("--name mini-2" in words for words in left)
+    assert all_gone("mini-1")
+    assert of_run("mini-2")
     others.stop()
     assert all_gone()
 

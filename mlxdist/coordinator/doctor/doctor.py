@@ -40,7 +40,7 @@ class HostReport:
 
 @dataclass(frozen=True)
 class Expected:
-    """What every host is compared with."""
+    """The versions and files with which every host is compared, and the order for its health check."""
 
     versions: Mapping[str, str]
     model: str  # folder or hub id; "" where no run is named

@@ -79,6 +79,11 @@ class Output:
         note = [f"[{left_out} lines were left out here: more was printed than could be written]"] if left_out else []
         return note + lines
 
+    @property
+    def whole(self) -> bool:
+        """True if both streams have ended; a process that has ended may have left one to another process."""
+        return not any(thread.is_alive() for thread in self._threads)
+
     def finish(self, seconds: float = 1.0) -> None:
         """Waits a moment for the last lines of a process that has ended."""
         for thread in self._threads:

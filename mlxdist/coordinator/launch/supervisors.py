@@ -28,6 +28,7 @@ from mlxdist.protocol.launched import AWAY, LaunchOrder, order_line
 
 TERM_SECONDS = 2.0  # from SIGTERM to SIGKILL, on this machine
 END_SECONDS = 20.0  # for ssh to reach a host on which a group is to be ended
+LAST_LINES_SECONDS = 5.0  # for the last lines of a process that has ended, where another one holds its streams
 SSH_FAILED = 255
 
 
@@ -51,6 +52,7 @@ class Supervised:
     process: "subprocess.Popen[bytes] | None" = None
     output: Output = field(default_factory=Output)
     ordered: bool = False  # its lines were written
+    ended_at: float | None = None  # when its process was seen to have ended
     due: float | None = None  # when it is started again
     ran: bool = False  # it was started on its host once
     before: Group | None = None  # what an earlier start may have left on its host
@@ -86,7 +88,7 @@ class Supervisors:
                 self._start(one)
 
     def _start(self, one: Supervised) -> None:
-        one.due, one.ordered = None, False
+        one.due, one.ended_at, one.ordered = None, None, False
         if one.output.header:
             one.before = group_of(one.output.header, one.tag) or one.before
         one.tag = f"{self.run}.{secrets.token_hex(6)}"
@@ -147,9 +149,7 @@ class Supervisors:
         now = self.clock()
         events: list[Ended | Printed] = []
         for name, one in self._all.items():
-            code = one.process.poll() if one.process is not None else None
-            if code is not None:
-                one.output.finish()
+            code = self._exit_code(one, now)
             events += [Printed(name, line) for line in one.output.take()]
             if code is not None:
                 events.append(self._ended(one, code, now))
@@ -158,6 +158,14 @@ class Supervisors:
             if one.due is not None and now >= one.due:
                 self._start(one)
         return events
+
+    def _exit_code(self, one: Supervised, now: float) -> int | None:
+        """Returns the exit code of a process that has ended, once all that it printed is read; None before."""
+        code = one.process.poll() if one.process is not None else None
+        if code is None:
+            return None
+        one.ended_at = one.ended_at if one.ended_at is not None else now
+        return code if one.output.whole or now - one.ended_at > LAST_LINES_SECONDS else None
 
     def _ended(self, one: Supervised, code: int, now: float) -> Ended:
         """Notes that a process has ended. One that may work again is started again after a while."""

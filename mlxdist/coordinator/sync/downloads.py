@@ -1,4 +1,4 @@
-"""What hosts of one platform need, downloaded once into the coordinator's cache: uv, packages, perhaps a Python.
+"""The files for hosts of one platform, downloaded once into the coordinator's cache: uv, packages, perhaps a Python.
 
 The packages of the lock are found by uv, which knows the conditions of another platform, and fetched by pip, which
 stores them as they are. A second sync with the same lock asks the network for nothing.

@@ -35,7 +35,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What one host is to have."""
+    """The files and the environment for one host."""
 
     node: NodeSpec
     facts: HostFacts

@@ -24,7 +24,7 @@ def show(progress: Iterable[Progress], console: Console) -> int:
                 console.print(f"{item.host}: {item.stage}", markup=False, highlight=False, soft_wrap=True)
             stages[item.host] = item.stage
             if item.host not in tasks:
-                tasks[item.host] = bars.add_task(item.host)
+                tasks[item.host] = bars.add_task(item.host, total=None)
             words = f"{item.host}: {item.stage or 'done'}"
             bars.update(tasks[item.host], description=words, completed=item.done, total=item.total or None)
     return int(failed)
