@@ -2,14 +2,16 @@
 
 import socket
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
 
 from mlxdist.keys.pair import public_key
-from mlxdist.keys.store import KeyStore
+from mlxdist.keys.store import KeyStore, Known, Sighting
 from mlxdist.protocol.errors import UserError
+from mlxdist.protocol.untrusted import quoted
 
 known_nodes = typer.Typer(invoke_without_command=True, help="The Macs that may take part in runs of this one.")
 
@@ -27,16 +29,32 @@ def key() -> None:
 
 @known_nodes.callback()
 def nodes(context: typer.Context) -> None:
-    """List the Macs that may take part in runs that this Mac launches, and the public key of this Mac."""
+    """List the Macs that may take part in runs that this Mac launches, and the public key of this Mac.
+
+    Macs with the same bits have given the same ones for the same model.
+    """
     if context.invoked_subcommand is not None:
         return
     store = KeyStore.of_user()
     found, faults = store.known_nodes()
-    for name, known in found.items():
-        print(f"{name}  {known.public}  since {known.since}")
+    for line in node_lines({name: (known, store.sighting(name)) for name, known in found.items()}):
+        print(line)
     print(f"{len(found)} known; the key of this Mac as a coordinator is {store.coordinator_pair().public}")
     for fault in faults:
         print(f"mlxdist: {fault}", file=sys.stderr)
+
+
+def node_lines(nodes: Mapping[str, tuple[Known, Sighting | None]]) -> list[str]:
+    """Returns the table of nodes, titles first; nothing where there are none. Times are UTC."""
+    rows = [("node", "since", "last seen", "chip", "bits", "tokens/s", "key")]
+    for name, (known, seen) in nodes.items():
+        seen = seen or Sighting("never")
+        speed = f"{seen.tokens_per_second:,.0f}" if seen.tokens_per_second else ""
+        last = seen.last[:16].replace("T", " ")
+        rows.append((name, known.since[:10], last, quoted(seen.chip, 40), quoted(seen.bits, 8), speed, known.public))
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return lines if nodes else []
 
 
 @known_nodes.command()

@@ -2,6 +2,7 @@
 
     node.key         this Mac as a node: its pair
     coordinator.key  this Mac as a coordinator: its pair; a run keeps a copy, which --resume uses
+    seen/NAME        what such a node was when it last took part
     nodes/NAME       a node that may take part in runs of this Mac: its public key, or its pair where it was made here
     coordinators/HOST  a coordinator that this Mac trusts, by the host of --connect: its public key
 
@@ -35,6 +36,15 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
     def __repr__(self) -> str:
         return f"Known(public={self.public!r}, since={self.since!r})"
+
+
+class Sighting(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A node as it was when it last took part in a run of this Mac. Empty or 0: unknown."""
+
+    last: str  # ISO 8601
+    chip: str = ""
+    bits: str = ""  # of its canary: two nodes with the same ones for a model are of one bit class
+    tokens_per_second: float = 0.0
 
 
 class Trusted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -145,7 +155,20 @@ class KeyStore:
             self._node(name).unlink()
         except FileNotFoundError:
             return False
+        (self.folder / "seen" / name).unlink(missing_ok=True)
         return True
+
+    def saw(self, name: str, sighting: Sighting) -> None:
+        """Notes what a node is that takes part; one that is not known is left out. Raises SaveError."""
+        if self._node(name).exists():
+            write_private(self.folder / "seen" / name, sighting)
+
+    def sighting(self, name: str) -> Sighting | None:
+        """Returns what a node was when it last took part; None: it has not, or its file is damaged."""
+        try:
+            return read_private(self.folder / "seen" / name, Sighting)
+        except UserError:
+            return None
 
     def _node(self, name: str) -> Path:
         if not NODE_NAME.fullmatch(name):

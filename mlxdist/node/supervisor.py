@@ -19,6 +19,7 @@ import psutil
 from mlxdist.keys.pair import MOST_LINE, NodeKeys
 from mlxdist.node.link.addresses import join_endpoint
 from mlxdist.node.link.troubles import sentence_on
+from mlxdist.node.macos import chip
 from mlxdist.node.process import Worker
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.backoff import Backoff
@@ -41,6 +42,7 @@ def host_facts() -> dict[str, str]:
         "host": platform.node(),
         "system": f"{platform.system()} {platform.release()}",
         "machine": platform.machine(),
+        "chip": chip(),
         "python": platform.python_version(),
         "memory_bytes": str(psutil.virtual_memory().total),
         **{name: environ[name] for name in names if name in environ},

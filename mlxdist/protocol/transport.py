@@ -10,12 +10,14 @@ from mlxdist.protocol.wire import Frames
 
 CONTROL, DATA = "control", "data"
 PROBE: Frames = [b""]  # the first thing on every new connection of a worker: what was under way on the last one is lost
+REVOKED = "?"  # the owner of a connection whose key is not admitted any more; no node is named so
 
 
 class Parcel(NamedTuple):
     """Frames from or to a peer of the hub.
 
-    `owner`: the name of the node whose key has opened the connection; empty where connections are not encrypted.
+    `owner`: the name of the node whose key has opened the connection; empty where connections are not encrypted,
+    REVOKED where its key was admitted once: then there are no frames.
     `waiting`: the connection's number at the hub until the hub is told that its node is known; then -1.
     """
 

@@ -151,3 +151,30 @@ def test_two_macs_join_by_a_code_and_the_bits_are_those_of_one_machine(desk: Des
     assert launch.ends() == 0, launch.said
     assert sha(desk.folder / "run") == desk.one_machine()
     assert code not in "".join(path.read_text(errors="replace") for path in (desk.folder / "run").rglob("*.json*"))
+
+
+def test_a_mac_joins_a_running_run_and_the_next_one_without_a_code_until_it_is_forgotten(desk: Desk) -> None:
+    """Two Macs are needed throughout, so that the run waits for each of them."""
+    words = ("--hosts", desk.hosts(2))
+    launch = desk.launch(*words, "--invite", steps=3)
+    (code,) = launch.until(r"The code there is (\S+),").groups()
+    desk.type("a", "join", COORDINATOR, "--name", "one", code=code).until("keys were exchanged: this Mac is one there")
+    launch.until("one: ready")
+    again = desk.launch(*words, "--invite", steps=3)
+    (code,) = again.until(r"The code there is (\S+),").groups()
+    desk.type("b", "join", COORDINATOR, "--name", "two", code=code).until("keys were exchanged: this Mac is two there")
+    assert again.ends() == 0
+    assert launch.ends() == 0
+    listed = desk.type("coordinator", "nodes")
+    assert listed.until(r"two +20\S+ +20\S+ \S+ .* [0-9a-f]{8} ")
+    assert listed.ends() == 0
+    desk.typed[1].process.terminate()
+    desk.type("a", "join").until(f"works for {COORDINATOR}:7550, as one")
+    launch = desk.launch(*words, "--invite", "0", "--set", "output=next", steps=10_000)
+    launch.until("step 2/")
+    assert desk.type("coordinator", "nodes", "forget", "two").ends() == 0
+    launch.until("two: .*turned away: its key was taken off the list")
+    desk.typed[3].until("refused: its key was taken off the list")
+    assert desk.typed[3].ends() == 1
+    launch.process.terminate()
+    assert launch.ends() == 130

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from mlxdist.keys.choose import chosen_keys
+from mlxdist.keys.commands import node_lines
 from mlxdist.keys.files import read_private, write_private
 from mlxdist.keys.pair import NodeKeys, Pair, keys_line, keys_of_line, new_pair, public_key, public_of
-from mlxdist.keys.store import KeyStore
+from mlxdist.keys.store import KeyStore, Sighting
 from mlxdist.node.worker import Order
 from mlxdist.protocol.errors import SaveError, UserError
 from mlxdist.protocol.messages import SessionId
@@ -226,3 +227,27 @@ def test_keys_may_lie_in_a_file(store: KeyStore, tmp_path: Path) -> None:
 def test_options_that_contradict_each_other_are_refused(options: dict[str, object], store: KeyStore) -> None:
     with pytest.raises(UserError, match="leave"):
         choose(store, "10.0.0.1", **options)
+
+
+def test_the_list_of_nodes_says_what_each_one_is(store: KeyStore) -> None:
+    store.admit("mini-1", A.public, now=NOW)
+    store.admit("studio", B.public, now=NOW)
+    store.saw("mini-1", Sighting("2026-05-02T13:14:15+00:00", "Apple M4\x1b[31m", "3fa9c17e", 1234.5))
+    store.saw("stranger", Sighting("2026-05-02T13:14:15+00:00"))
+    titles, first, second = node_lines(
+        {name: (known, store.sighting(name)) for name, known in store.known_nodes()[0].items()}
+    )
+    assert titles.split() == ["node", "since", "last", "seen", "chip", "bits", "tokens/s", "key"]
+    assert first.split("  ")[0] == "mini-1"
+    assert "2026-05-01  2026-05-02 13:14  Apple M4\\x1b[31m  3fa9c17e  1,23" in first
+    assert "never" in second
+    assert store.sighting("stranger") is None
+    assert store.forget("mini-1")
+    assert store.sighting("mini-1") is None
+
+
+def test_a_wish_gets_the_next_free_name_and_a_known_key_keeps_its_own(store: KeyStore) -> None:
+    store.admit("Mini", A.public, now=NOW)
+    assert store.welcome("other", A.public, now=NOW) == "Mini"
+    assert store.welcome("mini", B.public, taken=("mini-2",), now=NOW) == "mini-3"
+    assert store.known_nodes()[0]["mini-3"].public == B.public

@@ -13,7 +13,8 @@ def check_versions(name: str, mine: Mapping[str, str], theirs: Mapping[str, str]
     for package, version in mine.items():
         if (other := theirs.get(package, "absent")) != version:
             raise MismatchError(
-                f"{name} has {package} {quoted(other, 40)}, the coordinator {version}: install the same version"
+                f"{name} has {package} {quoted(other, 40)}, the coordinator {version}: install the same version there, "
+                f"with: pip install {' '.join(f'{each}=={wanted}' for each, wanted in mine.items())}"
             )
 
 

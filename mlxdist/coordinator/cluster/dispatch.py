@@ -13,9 +13,11 @@ from mlxdist.coordinator.cluster.transfers import Transfers
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import ConfigError, MismatchError, NodeError, StaleError, WireError
 from mlxdist.protocol.states import NodeState
-from mlxdist.protocol.transport import CONTROL, DATA, Parcel, Refusal, is_probe
+from mlxdist.protocol.transport import CONTROL, DATA, REVOKED, Parcel, Refusal, is_probe
 from mlxdist.protocol.untrusted import sentence
 from mlxdist.protocol.wire import decode
+
+FORGOTTEN = "its key was taken off the list of the coordinator's Mac (mlxdist nodes forget)"
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class Dispatch:
     def events(self, parcel: Parcel, now: float) -> list[Event]:
         """The events that follow from a parcel. One that cannot be accepted is answered, and changes nothing."""
         channel, peer = parcel.channel, parcel.peer
+        if parcel.owner == REVOKED:
+            return self._revoked(channel, peer, now)
         if is_probe(parcel.frames):
             node = self.members.by_data(peer) if channel == DATA else None
             why = "its data connection broke and was restored"
@@ -56,6 +60,13 @@ class Dispatch:
         if parcel.owner not in ("", node.name):
             return [Send(channel, peer, m.Stale(node.session, f"a message of {node.name} under another node's key"))]
         return self._of_node(node, message, payload, channel, peer, now)
+
+    def _revoked(self, channel: str, peer: bytes, now: float) -> list[Event]:
+        """Turns away a node whose key was admitted until a moment ago; its leaves go to others."""
+        node = self.members.by_peer(channel, peer)
+        if node is not None:
+            return self.members.turn_away(node, MismatchError(FORGOTTEN))
+        return [Send(channel, peer, m.Reject(FORGOTTEN))] if self.offenders.may_answer(channel, peer, now) else []
 
     def turned_away(self, refusal: Refusal, now: float) -> list[Event]:
         """Counts a connection that the transport has refused, and says so once a minute for each address."""

@@ -177,6 +177,11 @@ class Fleet:
         with self._changed:
             return {name: (node.host, node.canary) for name, node in self._cluster.nodes.items() if node.canary}
 
+    def present(self) -> set[str]:
+        """Returns the names of the nodes that take part now, ready or on their way to it."""
+        with self._changed:
+            return {name for name, node in self._cluster.nodes.items() if not node.gone}
+
     def close(self, reason: str) -> None:
         """Says goodbye to all nodes, waits a moment for their answers, and closes the ports."""
         with self._changed:

@@ -14,7 +14,7 @@ from mlxdist.coordinator.fleet.access import Access
 from mlxdist.coordinator.fleet.connections import received_bytes, shut, source_of
 from mlxdist.coordinator.fleet.doorway import LOOK_SECONDS, Doorway
 from mlxdist.protocol.errors import ConfigError
-from mlxdist.protocol.transport import CONTROL, DATA, Parcel, Refusal
+from mlxdist.protocol.transport import CONTROL, DATA, REVOKED, Parcel, Refusal
 from mlxdist.protocol.wire import Frames
 
 BATCH = 256  # messages taken from a port before the other one is looked at, …
@@ -179,8 +179,9 @@ class RouterHub:
                     break
                 if self._access is not None:
                     owner = self._access.name_of(owner) or ""
-                    if not owner:
-                        continue  # its key was taken off the list
+                    if not owner:  # its key was taken off the list
+                        arrived.append(Parcel(channel, peer, [], REVOKED))
+                        continue
                 if len(frames) > MOST_FRAMES:
                     self._doorway.refused(end := source_of(number), f"a message of over {MOST_FRAMES} frames")
                     shut(number, end)

@@ -3,9 +3,10 @@
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from importlib import metadata
 
 from mlxdist.coordinator.cluster.audit import Audit
@@ -29,6 +30,7 @@ from mlxdist.coordinator.storage.run_folder import RunFolder
 from mlxdist.coordinator.training.prepare import Prepared
 from mlxdist.keys.choose import INSECURE
 from mlxdist.keys.exchange import FIRST_PORT
+from mlxdist.keys.store import KeyStore, Sighting
 from mlxdist.protocol.errors import ConfigError, SaveError
 from mlxdist.protocol.transport import CONTROL, DATA
 
@@ -61,11 +63,17 @@ def started_nodes(
     fleet = Fleet(
         Cluster(cluster_settings(prepared, hosts, roster, hub.ports[DATA])),
         hub,
-        on_news=lambda news: tell(news, report, folder),
+        on_news=lambda news: told(news),
         watch=nodes.watch,
         clock=clock,
         audit=Audit(prepared.config.train.audit, prepared.config.batch.seed),
     )
+
+    def told(news: NodeNews) -> None:
+        tell(news, report, folder)
+        if access is not None and news.name and not news.log:
+            note_sightings(fleet, {news.name}, access.store, report)
+
     reason, invitation = "the run failed", ExitStack()
     try:
         report.stage(f"starting {count(len(roster.ready), 'node')}" if hosts.nodes else "waiting for nodes")
@@ -91,6 +99,8 @@ def started_nodes(
     finally:
         try:
             invitation.close()
+            if access is not None:
+                note_sightings(fleet, fleet.present(), access.store, report)
             fleet.close(reason)
         finally:
             for event in nodes.stop():
@@ -134,6 +144,22 @@ def cluster_settings(prepared: Prepared, hosts: Hosts, roster: Roster, data_port
         launched=frozenset(node.name for node in roster.ready),
         memory=prepared.memory,
     )
+
+
+def note_sightings(fleet: Fleet, names: Collection[str], store: KeyStore, report: Reporter) -> None:
+    """Notes in the store what these nodes are, which were there a moment ago."""
+    speeds, now = fleet.node_speeds(), datetime.now(UTC).isoformat(timespec="seconds")
+    try:
+        for name, (host, canary) in fleet.hosts_and_canaries().items():
+            if name in names:
+                before = store.sighting(name)
+                speed = speeds.get(name) or (before.tokens_per_second if before is not None else 0.0)
+                bits = canary[0][:8] if len(set(canary)) == 1 else ""
+                store.saw(name, Sighting(now, host.get("chip", "")[:80], bits, speed))
+    except SaveError as error:
+        report.could_not_save("sightings", error)
+    else:
+        report.saved("sightings")
 
 
 def write_log(printed: Printed, report: Reporter, folder: RunFolder) -> None:
