@@ -285,23 +285,18 @@ def join(
 
     with interruptible():
         from mlxdist.keys.store import KeyStore
-        from mlxdist.node.pairing import known, of, only_known, pair, place_of
+        from mlxdist.node.nearby import look_for
+        from mlxdist.node.pairing import Joined, Place, known, pair, place_of
         from mlxdist.node.supervisor import main as supervise
         from mlxdist.protocol.launched import LaunchOrder
 
         more_open_files()
         store, name, seconds = KeyStore.of_user(), name or this_mac(), _seconds(wait)
-        if place:
-            member = None if again else known(store, place_of(place), name)
-        else:
-            trusted = only_known(store)
-            if trusted is None:
-                raise UserError(
-                    "this Mac knows no coordinator yet: type the command that `launch --invite` prints there"
-                )
-            member = of(store, trusted, name)
+        where = place_of(place) if place else look_for(store, name)
+        member = where if isinstance(where, Joined) else None if again else known(store, where, name)
         if member is None:
-            member = pair(store, place_of(place), name, _read_code)
+            assert isinstance(where, Place)
+            member = pair(store, where, name, _read_code)
             print(f"keys were exchanged: this Mac is {member.name} there, and needs no code the next time", flush=True)
         print(f"works for {member.place}, as {member.name}; Ctrl-C leaves", flush=True)
         order = LaunchOrder(member.place.host, member.place.port, wait_seconds=seconds)
@@ -390,7 +385,7 @@ def hosts_init(
     import shlex
 
     if not hosts:
-        from mlxdist.coordinator.launch.bonjour import nearby_hosts
+        from mlxdist.coordinator.launch.nearby import nearby_hosts
 
         found = nearby_hosts()
         if not found:

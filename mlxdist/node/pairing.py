@@ -56,24 +56,13 @@ def known(store: KeyStore, place: Place, name: str) -> Joined | None:
     `name`: what this Mac is called, where the coordinator has given no other name.
     """
     trusted = store.trusted(place.host)
-    return of(store, trusted, name, place.port) if trusted is not None else None
+    return of(store, trusted, place, name) if trusted is not None else None
 
 
-def of(store: KeyStore, trusted: Trusted, name: str, port: int = 0) -> Joined:
-    """Returns what a node needs for a coordinator that is trusted; `port`: of its run, where that is known better."""
-    place = Place(trusted.host, port or trusted.port or FIRST_PORT)
-    return Joined(place, trusted.name or name, NodeKeys(store.own_pair().secret, trusted.public))
-
-
-def only_known(store: KeyStore) -> Trusted | None:
-    """Returns the coordinator that this Mac knows; None: none. Raises UserError where there are several."""
-    found = store.coordinators()
-    if len(found) > 1:
-        names = ", ".join(f"mlxdist join {each.host}" for each in found)
-        raise UserError(
-            f"this Mac knows {len(found)} coordinators, and finds no run of one of them: type one of {names}"
-        )
-    return found[0] if found else None
+def of(store: KeyStore, trusted: Trusted, place: Place, name: str) -> Joined:
+    """Returns what a node needs for a coordinator that is trusted, at a place whose port may be missing."""
+    there = Place(place.host, place.port or trusted.port or FIRST_PORT)
+    return Joined(there, trusted.name or name, NodeKeys(store.own_pair().secret, trusted.public))
 
 
 def pair(store: KeyStore, place: Place, name: str, read_code: Callable[[], str]) -> Joined:
@@ -88,8 +77,8 @@ def pair(store: KeyStore, place: Place, name: str, read_code: Callable[[], str])
     with _connected(target) as connection:
         try:
             connection.sendall(framed(side.hello))
-            connection.sendall(framed(side.proof(_receive(connection))))
-            granted = side.name(_receive(connection))
+            connection.sendall(framed(side.proof(receive(connection))))
+            granted = side.name(receive(connection))
         except MismatchError as error:
             raise UserError(f"{place} does not let this Mac join: {quoted(error, 500)}. {_cure(str(error))}") from None
         except (OSError, WireError) as error:
@@ -119,7 +108,8 @@ def _connected(target: tuple[str, int]) -> socket.socket:
         ) from None
 
 
-def _receive(connection: socket.socket) -> bytes:
+def receive(connection: socket.socket) -> bytes:
+    """Returns the next message. Raises WireError for one that is too long, or where the other side is gone."""
     return _exactly(connection, length_of(_exactly(connection, LENGTH_BYTES)))
 
 

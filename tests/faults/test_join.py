@@ -5,9 +5,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from queue import Queue
+from queue import Empty, Queue
 
 import pytest
 
@@ -17,15 +18,15 @@ from tests.faults.fault_runs import config_of, sha
 from tests.faults.namespaces import COORDINATOR, OfficeNodes, office_nodes, why_not
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
-WAIT = 120.0  # for a line that a command prints
+WAIT = 60.0  # for a line that a command prints
 
 
-@pytest.fixture(scope="module")
-def macs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OfficeNodes]:
+@pytest.fixture
+def macs(tmp_path: Path) -> Iterator[OfficeNodes]:
     """A coordinator and three Macs, with no key and nothing running."""
     if reason := why_not():
         pytest.skip(reason)
-    with office_nodes(tmp_path_factory.mktemp("macs"), others=("a", "b", "c")) as macs:
+    with office_nodes(tmp_path, others=("a", "b", "c")) as macs:
         yield macs
 
 
@@ -53,10 +54,11 @@ class Typed:
         for line in self.said:
             if found := re.search(pattern, line):
                 return found
-        while line := self.lines.get(timeout=WAIT):
-            self.said.append(line)
-            if found := re.search(pattern, line):
-                return found
+        with suppress(Empty):
+            while line := self.lines.get(timeout=WAIT):
+                self.said.append(line)
+                if found := re.search(pattern, line):
+                    return found
         raise AssertionError(f"{pattern!r} was not printed:\n{''.join(self.said)}")
 
     def ends(self) -> int:
@@ -159,7 +161,7 @@ def test_a_mac_joins_a_running_run_and_the_next_one_without_a_code_until_it_is_f
     launch = desk.launch(*words, "--invite", steps=3)
     (code,) = launch.until(r"The code there is (\S+),").groups()
     desk.type("a", "join", COORDINATOR, "--name", "one", code=code).until("keys were exchanged: this Mac is one there")
-    launch.until("one: ready")
+    launch.until("one: connected")
     again = desk.launch(*words, "--invite", steps=3)
     (code,) = again.until(r"The code there is (\S+),").groups()
     desk.type("b", "join", COORDINATOR, "--name", "two", code=code).until("keys were exchanged: this Mac is two there")
@@ -170,8 +172,8 @@ def test_a_mac_joins_a_running_run_and_the_next_one_without_a_code_until_it_is_f
     assert listed.ends() == 0
     desk.typed[1].process.terminate()
     desk.type("a", "join").until(f"works for {COORDINATOR}:7550, as one")
-    launch = desk.launch(*words, "--invite", "0", "--set", "output=next", steps=10_000)
-    launch.until("step 2/")
+    launch = desk.launch(*words, "--invite", "0", "--set", f"output={desk.folder}/next", steps=10_000)
+    launch.until("step 1 of")
     assert desk.type("coordinator", "nodes", "forget", "two").ends() == 0
     launch.until("two: .*turned away: its key was taken off the list")
     desk.typed[3].until("refused: its key was taken off the list")

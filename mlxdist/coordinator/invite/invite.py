@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from mlxdist.bonjour import announced
 from mlxdist.coordinator.config.hosts import is_loopback
 from mlxdist.coordinator.invite.port import InvitationPort, Joinable
 from mlxdist.coordinator.launch.roster import own_addresses
-from mlxdist.keys.exchange import FIRST_PORT
+from mlxdist.keys.exchange import FIRST_PORT, KIND, SHOWN_DIGITS
 from mlxdist.keys.files import read_private, write_private
 from mlxdist.keys.invitation import CODE_SECONDS, Invitation
 from mlxdist.keys.store import KeyStore
@@ -34,6 +35,15 @@ def invited(run: Joinable, store: KeyStore, macs: int, say: Callable[[str], None
         yield port
     finally:
         port.close()
+
+
+@contextmanager
+def announced_run(run: Joinable) -> Iterator[bool]:
+    """Announces a run by Bonjour while the block lasts, so that `mlxdist join` needs no address."""
+    name, key = socket.gethostname().removesuffix(".local"), {"key": run.public[:SHOWN_DIGITS]}
+    addresses = [each for each in own_addresses() if not is_loopback(each)]
+    with announced(KIND, name, run.port, key, addresses) as there:
+        yield there
 
 
 def sentence(run: Joinable, code: str, macs: int, own: list[str]) -> str:

@@ -18,7 +18,7 @@ from mlxdist.coordinator.fleet.access import Access
 from mlxdist.coordinator.fleet.ended import Printed
 from mlxdist.coordinator.fleet.fleet import Fleet
 from mlxdist.coordinator.fleet.sockets import RouterHub
-from mlxdist.coordinator.invite.invite import invited, note_joinable
+from mlxdist.coordinator.invite.invite import announced_run, invited, note_joinable
 from mlxdist.coordinator.invite.port import Joinable
 from mlxdist.coordinator.launch.roster import Roster, listening, own_addresses
 from mlxdist.coordinator.launch.starts import starts_of
@@ -84,6 +84,8 @@ def started_nodes(
             Joinable(access.server.public, hub.ports[CONTROL], tuple(addresses), names) if beyond and access else None
         )
         note_joinable(folder.state, joinable)
+        if joinable is not None:
+            invitation.enter_context(announced_run(joinable))
         if invite and joinable and access:
             invitation.enter_context(invited(joinable, access.store, invite, report.say))
         ready, later = (

@@ -1,23 +1,27 @@
 """The port where keys are exchanged, over loopback: limits on tries, time, Macs, bytes and connections."""
 
 import socket
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event
 
+import msgspec
 import pytest
 
 from mlxdist.coordinator.invite.port import MOST_OF_ADDRESS, InvitationPort, Joinable
-from mlxdist.keys.exchange import OFFSET, JoinersSide, framed
+from mlxdist.keys.exchange import OFFSET, Granted, JoinersSide, framed, unpacked
 from mlxdist.keys.invitation import Invitation
 from mlxdist.keys.pair import new_pair
 from mlxdist.keys.store import KeyStore
-from mlxdist.node.pairing import Joined, Place, known, pair
-from mlxdist.protocol.errors import ConfigError, UserError
+from mlxdist.node.pairing import Joined, Place, known, pair, receive
+from mlxdist.protocol.errors import ConfigError, MismatchError, UserError, WireError
 
 COORDINATOR = new_pair()
+MIDDLE = new_pair().public
 WRONG = "0000-0000"
 
 
@@ -149,3 +153,67 @@ def test_a_second_invitation_to_a_run_is_refused_while_one_is_open(office: Offic
     second = InvitationPort(office.invitation, office.run, office.store, office.said.append)
     with pytest.raises(ConfigError, match="an invitation to this run is open already"):
         second.open()
+
+
+@dataclass
+class Relay:
+    """A man in the middle: what he hears on his port goes on to the coordinator, changed as `change` does, and back."""
+
+    to: int
+    change: Callable[[bytes], bytes]
+    heard: list[bytes] = field(default_factory=list)
+
+    def __enter__(self) -> int:
+        """Returns the control port that he pretends to have."""
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+        return int(self.listener.getsockname()[1]) - OFFSET
+
+    def _run(self) -> None:
+        self.listener.accept()[0].close()  # the joiner looks first if someone is there
+        with (
+            self.listener.accept()[0] as joiner,
+            socket.create_connection(("127.0.0.1", self.to + OFFSET), 60) as there,
+            suppress(OSError, WireError),
+        ):
+            while True:
+                for source, target in ((joiner, there), (there, joiner)):
+                    self.heard.append(receive(source))
+                    target.sendall(framed(self.change(self.heard[-1])))
+
+    def __exit__(self, *_: object) -> None:
+        self.thread.join()
+        self.listener.close()
+
+
+def own_key(message: bytes) -> bytes:
+    """Returns a message with the key of the man in the middle instead of the one in it."""
+    fields = msgspec.msgpack.decode(message)
+    return msgspec.msgpack.encode(fields | ({"public": MIDDLE} if "public" in fields else {}))
+
+
+def test_a_man_in_the_middle_with_keys_of_his_own_reaches_neither_side(office: Office) -> None:
+    with Relay(office.run.port, own_key) as port, pytest.raises(UserError, match="the codes differ"):
+        pair(office.home("studio"), Place("127.0.0.1", port), "studio", lambda: "4831-0927")
+    assert office.store.known_nodes() == ({}, [])
+    assert office.home("studio").coordinators() == []
+
+
+def test_a_man_in_the_middle_who_only_relays_cannot_play_it_again_and_the_keys_are_those_of_the_two(
+    office: Office,
+) -> None:
+    office.invitation.macs = 2
+    relay = Relay(office.run.port, lambda message: message)
+    with relay as port:
+        joined = pair(office.home("studio"), Place("127.0.0.1", port), "studio", lambda: "4831-0927")
+    assert joined.keys.coordinator == COORDINATOR.public
+    assert list(office.store.known_nodes()[0]) == ["studio"]
+    hello, _, proof, *_ = relay.heard
+    with office.knock() as one:
+        one.sendall(framed(hello))
+        receive(one)
+        one.sendall(framed(proof))
+        with pytest.raises(MismatchError):
+            unpacked(receive(one), Granted)
+    assert office.invitation.tries == 4

@@ -140,27 +140,3 @@ version mlxdist 0.1.0
 version mlx 0.32.4
 version mlx-lm 0.32.2
 """
-
-DNS_SD_BROWSE = """Browsing for _ssh._tcp
-DATE: ---Mon 01 Dec 2025---
-12:00:00.000  ...STARTING...
-Timestamp     A/R    Flags  if Domain               Service Type         Instance Name
-12:00:00.123  Add        3   6 local.               _ssh._tcp.           mini-1
-12:00:00.124  Add        3   6 local.               _ssh._tcp.           Ada's Mac mini (2)
-12:00:00.124  Add        2  14 local.               _ssh._tcp.           mini-1
-12:00:01.500  Add        2   6 local.               _ssh._tcp.           gone
-12:00:02.500  Rmv        0   6 local.               _ssh._tcp.           gone
-"""
-
-DNS_SD_RESOLVE = """Lookup Ada's Mac mini (2)._ssh._tcp.local
-DATE: ---Mon 01 Dec 2025---
-12:00:00.000  ...STARTING...
-12:00:00.045  Ada\\039s\\032mini\\032(2)._ssh._tcp.local. can be reached at Adas-Mac-mini-2.local.:22 (interface 6)
-"""
-
-AVAHI = """+;eth0;IPv4;mini-1;SSH Remote Terminal;local
-+;eth0;IPv6;mini-1;SSH Remote Terminal;local
-=;eth0;IPv4;mini-1;SSH Remote Terminal;local;mini-1.local;10.0.0.2;22;
-=;eth0;IPv6;mini-1;SSH Remote Terminal;local;mini-1.local;fe80::1;22;
-=;eth0;IPv4;Ada\\039s\\032Mac;SSH Remote Terminal;local;adas-mac.local;10.0.0.3;22;"x=1;2"
-"""

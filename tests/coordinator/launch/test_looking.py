@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from mlxdist.coordinator.config.hosts import CoordinatorHost, Hosts, NodeSpec, load_hosts
-from mlxdist.coordinator.launch.bonjour import avahi_hosts, instances, reached_at
 from mlxdist.coordinator.launch.findings import Finding
 from mlxdist.coordinator.launch.hosts_init import Found, hosts_text, node_names, target_named, write_hosts
 from mlxdist.coordinator.launch.looking import Seen, judged, look_script, read_look, versions_here
@@ -17,7 +16,7 @@ from mlxdist.coordinator.launch.roster import listening, own_address, roster_of
 from mlxdist.coordinator.launch.ssh import Answer, Target, new_marker
 from mlxdist.keys.store import KeyStore
 from mlxdist.protocol.errors import NodeError, UserError
-from tests.coordinator.launch.recorded_ssh import AVAHI, DNS_SD_BROWSE, DNS_SD_RESOLVE, LINUX_LOOK, MAC_LOOK
+from tests.coordinator.launch.recorded_ssh import LINUX_LOOK, MAC_LOOK
 
 OWN = ("127.0.0.1", "10.0.0.1", "fe80::1c2d:ff%bridge0", "192.168.1.7")
 FAR = Target("mini-1")
@@ -174,18 +173,3 @@ def test_nodes_are_named_after_their_hosts_and_each_has_its_own_name() -> None:
 def test_a_word_that_is_no_host_reaches_no_command_line(text: str) -> None:
     with pytest.raises(UserError, match="no host as ssh takes it"):
         target_named(text, ())
-
-
-# ---- Bonjour
-
-
-def test_hosts_that_bonjour_finds_are_named_as_ssh_takes_them() -> None:
-    assert instances(DNS_SD_BROWSE) == [("mini-1", "local."), ("Ada's Mac mini (2)", "local.")]
-    assert reached_at(DNS_SD_RESOLVE) == "Adas-Mac-mini-2.local"
-    assert avahi_hosts(AVAHI) == ["adas-mac.local", "mini-1.local"]
-
-
-def test_what_bonjour_does_not_say_names_no_host() -> None:
-    assert instances("") == instances("DNSService call failed -65537") == []
-    assert reached_at("...STARTING...") == ""
-    assert avahi_hosts("Failed to create client object: Daemon not running") == []
