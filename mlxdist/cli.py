@@ -2,22 +2,19 @@
 
 import os
 import re
-import resource
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 import typer.core
 
 from mlxdist import __version__
+from mlxdist.commands import results
+from mlxdist.commands.open_files import more_open_files
+from mlxdist.commands.options import AsJson, Changes, HostsFile, NodeCount, cluster_of
 from mlxdist.protocol.errors import MlxdistError, UserError
-
-if TYPE_CHECKING:
-    from mlxdist.coordinator.config.hosts import Hosts
-
-OPEN_FILES = 4096
 
 app = typer.Typer(
     name="mlxdist",
@@ -27,32 +24,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-def more_open_files(wanted: int = OPEN_FILES) -> None:
-    """Raises the soft limit of open files as far as the hard one lets it, for this process and those that it starts.
-
-    macOS starts programs with 256; a coordinator needs a few per node, and its connections come and go.
-
-    Raises UserError where the hard limit is below what mlx-lm sets when it is imported, and may not be raised.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY:
-        wanted = min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    if resource.RLIM_INFINITY != hard < OPEN_FILES:
-        _raise_hard_limit(wanted, hard)
-
-
-def _raise_hard_limit(soft: int, hard: int) -> None:
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, OPEN_FILES))
-    except (ValueError, OSError):
-        raise UserError(
-            f"this shell lets a program open {hard} files at most, and mlx-lm asks for {OPEN_FILES}: raise the hard "
-            f"limit (ulimit -Hn {OPEN_FILES}, as an administrator), or start mlxdist from a shell without it"
-        ) from None
 
 
 def open_closed_streams() -> None:
@@ -106,15 +77,6 @@ def _options(
 RunFile = Annotated[
     Path | None, typer.Argument(metavar="RUN.TOML", help="The run's settings. Default: run.toml in this folder.")
 ]
-HostsFile = Annotated[
-    Path | None, typer.Option(metavar="HOSTS.TOML", help="The Macs to train on. Default: this machine alone.")
-]
-NodeCount = Annotated[int | None, typer.Option(min=1, help="Nodes on this machine, instead of --hosts. Default: 1.")]
-Changes = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, as train.steps=20. May be given several times."),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 class _Launch(typer.core.TyperCommand):
@@ -159,7 +121,7 @@ def launch(
         from mlxdist.coordinator.config.load import load_config
 
         more_open_files()
-        cluster = _cluster(hosts, nodes)
+        cluster = cluster_of(hosts, nodes)
         local_only(cluster)
         config = load_config(run or cluster.run, set_ or ())
 
@@ -244,7 +206,7 @@ def plan(
     from mlxdist.coordinator.config.load import load_config
     from mlxdist.coordinator.plan.plan import PlanOptions, show_plan
 
-    cluster = _cluster(hosts, nodes)
+    cluster = cluster_of(hosts, nodes)
     config = load_config(run or cluster.run, set_ or ())
     sys.exit(show_plan(config, cluster, PlanOptions(tokens_per_second, link_gbit, json), Console()))
 
@@ -260,12 +222,7 @@ def selfcheck(
     sys.exit(check(as_json=json))
 
 
-def _cluster(hosts: Path | None, nodes: int | None) -> "Hosts":
-    from mlxdist.coordinator.config.hosts import load_hosts, local_hosts
-
-    if hosts is not None and nodes is not None:
-        raise UserError("--nodes counts nodes on this machine, and --hosts lists them in a file: give one of the two")
-    return load_hosts(hosts) if hosts is not None else local_hosts(nodes or 1)
+app.command()(results.evaluate)
 
 
 def _endpoint(text: str) -> tuple[str, int]:

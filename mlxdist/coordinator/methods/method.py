@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 
 from mlxdist.coordinator.batch.batch_order import Step, validation_step
 from mlxdist.coordinator.batch.micro_batches import cut
@@ -44,6 +45,23 @@ class StepAnswer:
     metrics: Metrics
     leaves: tuple[Leaf, ...]
     references: References
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Rows that were scored, in row order [R], and the values that hold for all of them."""
+
+    order: Sequence[int]  # their places in the data
+    leaves: tuple[Leaf, ...]
+    columns: Columns  # the loss, log-probs as the loss sees them, labels
+    weight: int  # that the sum of the losses is divided by
+    scalars: Mapping[str, float]
+
+    @property
+    def targets(self) -> npt.NDArray[np.int64]:
+        """The targets of each row [R, branches]: one number, or those of chosen and rejected."""
+        counts = [int(row.targets.sum()) for leaf in self.leaves for row in leaf.rows]
+        return np.array(counts, np.int64).reshape(len(self.order), -1)
 
 
 @dataclass
@@ -105,6 +123,13 @@ class Method(ABC):
         self, fleet: Fleet, limit: int, adapter_version: int, references: References
     ) -> tuple[Metrics, References]:
         """Returns the metrics of the first `limit` validation rows, and the references that are known afterwards."""
+        scored, references = self.score(fleet, limit, adapter_version, references)
+        return self.metrics(scored.columns, scored.weight, scored.scalars), references
+
+    def score(
+        self, fleet: Fleet, limit: int, adapter_version: int, references: References
+    ) -> tuple[Scored, References]:
+        """Returns the first `limit` validation rows, scored, and the references that are known afterwards."""
         assert self.valid is not None
         spec, rows = self.spec, self.valid
         step = validation_step(rows.lengths, limit, spec.name, adapter_version)
@@ -125,7 +150,7 @@ class Method(ABC):
         with mx.stream(mx.cpu):
             on_cpu = {name: mx.array(column) for name, column in columns.items()}
             columns[LOSS] = np.array(row_losses(spec.name, self.loss, on_cpu, scalars))
-        return self.metrics(columns, self._weight(leaves), scalars), references
+        return Scored(order, leaves, columns, self._weight(leaves), scalars), references
 
     def _cut(self, rows: Rows, step: Step) -> tuple[Leaf, ...]:
         return cut(step, rows, self.config.batch.micro_size, self.config.batch.max_length)

@@ -1,0 +1,46 @@
+"""The commands for what a run has made: each parses its arguments, imports what it needs, and calls one function."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mlxdist.commands.open_files import more_open_files
+from mlxdist.commands.options import AsJson, BaseModel, HostsFile, NodeCount, RunPath, cluster_of
+
+
+def evaluate(
+    run: RunPath,
+    checkpoint: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="best|last|all|STEP", help="May be given several times, or with commas. Default: best and last."
+        ),
+    ] = None,
+    data: Annotated[
+        str, typer.Option(help="Rows of the run's form: a file, or a folder with test.jsonl. Default: validation rows.")
+    ] = "",
+    hosts: HostsFile = None,
+    nodes: NodeCount = None,
+    rows: Annotated[Path | None, typer.Option(metavar="OUT.JSONL", help="Write every row's result here.")] = None,
+    model: BaseModel = "",
+    json: AsJson = False,
+) -> None:
+    """Judge the checkpoints of a run beside its base model, over all validation rows or over test rows."""
+    from mlxdist.interrupts import interruptible
+
+    with interruptible():
+        from mlxdist.coordinator.config.hosts import local_only
+        from mlxdist.coordinator.config.saved import run_at
+
+        more_open_files()
+        cluster = cluster_of(hosts, nodes)
+        local_only(cluster)
+        folder = run_at(run)
+
+        from mlxdist.coordinator.evaluate.evaluate import Question
+        from mlxdist.coordinator.evaluate.show import Output, show_evaluation
+
+        question = Question(checkpoint or (), data, model)
+        show_evaluation(folder, question, cluster, Output(rows, json), os.environ)
