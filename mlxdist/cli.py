@@ -223,6 +223,7 @@ def selfcheck(
 
 
 app.command()(results.evaluate)
+app.command()(results.runs)
 
 
 def _endpoint(text: str) -> tuple[str, int]:

@@ -8,6 +8,7 @@ import typer
 
 from mlxdist.commands.open_files import more_open_files
 from mlxdist.commands.options import AsJson, BaseModel, HostsFile, NodeCount, RunPath, cluster_of
+from mlxdist.protocol.errors import UserError
 
 
 def evaluate(
@@ -44,3 +45,25 @@ def evaluate(
 
         question = Question(checkpoint or (), data, model)
         show_evaluation(folder, question, cluster, Output(rows, json), os.environ)
+
+
+def runs(
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[FOLDER] | compare A B", help="Default: the runs below this folder."),
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """List the runs below a folder with their best validation and state, or compare two runs side by side.
+
+    `mlxdist runs compare A B` shows the settings that differ and the last values of both curves.
+    """
+    from mlxdist.coordinator.overview.show import show_comparison, show_runs
+
+    match what or ["."]:
+        case ["compare", one, other]:
+            show_comparison(Path(one), Path(other), json=json)
+        case [folder] if folder != "compare":
+            show_runs(Path(folder), json=json)
+        case _:
+            raise UserError("give one folder, or: mlxdist runs compare RUN RUN")
