@@ -11,7 +11,7 @@ import typer
 import typer.core
 
 from mlxdist import __version__
-from mlxdist.commands import results
+from mlxdist.commands import begin, results
 from mlxdist.commands.open_files import more_open_files
 from mlxdist.commands.options import AsJson, Changes, HostsFile, NodeCount, cluster_of
 from mlxdist.protocol.errors import MlxdistError, UserError
@@ -222,6 +222,7 @@ def selfcheck(
     sys.exit(check(as_json=json))
 
 
+app.command()(begin.init)
 app.command()(results.evaluate)
 app.command()(results.runs)
 
