@@ -224,6 +224,7 @@ def selfcheck(
 
 app.command()(begin.init)
 app.command()(results.evaluate)
+app.command()(results.generate)
 app.command()(results.runs)
 
 

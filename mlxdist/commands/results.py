@@ -67,3 +67,36 @@ def runs(
             show_runs(Path(folder), json=json)
         case _:
             raise UserError("give one folder, or: mlxdist runs compare RUN RUN")
+
+
+def generate(
+    run: RunPath,
+    prompt: Annotated[list[str] | None, typer.Argument(help="One or more questions.")] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Questions of a file: one on each line, or the prompts of a .jsonl file."),
+    ] = None,
+    checkpoint: Annotated[
+        str, typer.Option(metavar="best|last|STEP", help="The adapter that answers. Default: the best.")
+    ] = "",
+    base: Annotated[bool, typer.Option("--base", help="Show the base model's answer beside the adapter's.")] = False,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 100,
+    temp: Annotated[float, typer.Option(min=0, help="Temperature; 0 takes the most likely token each time.")] = 0.0,
+    top_p: Annotated[float, typer.Option(min=0, max=1, help="Share of the probability that is drawn from.")] = 1.0,
+    min_p: Annotated[float, typer.Option(min=0, max=1, help="Least probability, as a share of the highest.")] = 0.0,
+    top_k: Annotated[int, typer.Option(min=0, help="Tokens that are drawn from; 0 for all.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="Seed of the draws.")] = None,
+    system_prompt: Annotated[str, typer.Option(help="A system turn in front of every question.")] = "",
+    model: BaseModel = "",
+    json: AsJson = False,
+) -> None:
+    """Ask a trained adapter, and with --base its base model too; the sampling options are those of mlx-lm."""
+    from mlxdist.interrupts import interruptible
+
+    with interruptible():
+        more_open_files()
+        from mlxdist.local.generate import Asked, Sampling
+        from mlxdist.local.generate import generate as answer
+
+        asked = Asked(prompt or (), prompts, checkpoint, base, model, system_prompt)
+        answer(run, asked, Sampling(max_tokens, temp, top_p, min_p, top_k, seed), as_json=json)
