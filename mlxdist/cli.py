@@ -225,6 +225,7 @@ def selfcheck(
 app.command()(begin.init)
 app.command()(results.evaluate)
 app.command()(results.generate)
+app.command()(results.export)
 app.command()(results.runs)
 
 

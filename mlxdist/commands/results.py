@@ -94,9 +94,58 @@ def generate(
     from mlxdist.interrupts import interruptible
 
     with interruptible():
-        more_open_files()
+        _prepare_mlx()
         from mlxdist.local.generate import Asked, Sampling
         from mlxdist.local.generate import generate as answer
 
         asked = Asked(prompt or (), prompts, checkpoint, base, model, system_prompt)
         answer(run, asked, Sampling(max_tokens, temp, top_p, min_p, top_k, seed), as_json=json)
+
+
+def export(
+    run: RunPath,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make.")],
+    checkpoint: Annotated[
+        str, typer.Option(metavar="best|last|STEP", help="The adapter to export. Default: the best.")
+    ] = "",
+    fuse: Annotated[bool, typer.Option("--fuse", help="The whole model, with the adapter in its parameters.")] = False,
+    dequantize: Annotated[
+        bool, typer.Option("--dequantize", help="With --fuse: leave the model without quantization.")
+    ] = False,
+    peft: Annotated[bool, typer.Option("--peft", help="The adapter as Hugging Face's peft loads it.")] = False,
+    gguf: Annotated[bool, typer.Option("--gguf", help="The whole model as one GGUF file.")] = False,
+    data: Annotated[
+        str, typer.Option(help="With --fuse: rows that judge the fused model. Default: the run's validation rows.")
+    ] = "",
+    model: BaseModel = "",
+) -> None:
+    """Write an adapter of a run for other programs: as it is, for PEFT, fused into its base model, or as GGUF."""
+    from rich.console import Console
+
+    from mlxdist.interrupts import interruptible
+
+    if fuse + peft + gguf > 1:
+        raise UserError("--fuse, --peft and --gguf are different forms: give one of them, and another OUT for each")
+    if dequantize and not fuse:
+        raise UserError("--dequantize is for --fuse (a GGUF is never quantized here)")
+    with interruptible():
+        _prepare_mlx()
+        from mlxdist.local.export import Form, Wanted
+        from mlxdist.local.export import export as write
+
+        form: Form = "fused" if fuse else "peft" if peft else "gguf" if gguf else "adapter"
+        console = Console()
+        with console.status("") as status:
+            made = write(
+                run, out, Wanted(form, checkpoint, dequantize, data, model), lambda stage: status.update(stage)
+            )
+        for sentence in (f"{made.adapter.name} is in {out}, as {form}.", *made.sentences):
+            console.print(sentence.replace("OUT", str(out)), soft_wrap=True, markup=False, highlight=False)
+
+
+def _prepare_mlx() -> None:
+    """Prepares this process for mlx and mlx-lm, before either is imported."""
+    from mlxdist.node.work.blas import use_openblas
+
+    more_open_files()
+    use_openblas()

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mlxdist.node.work.blas import use_openblas
 from mlxdist.protocol.errors import UserError
 
 
@@ -15,7 +14,6 @@ def load_model(model: str, adapter: Path | None = None) -> tuple[Any, dict[str, 
     A model that brings code of its own must have been refused before, as `encoding_of` does. Raises UserError for files
     that mlx-lm cannot load.
     """
-    use_openblas()
     from mlx_lm.utils import _download, load_adapters
     from mlx_lm.utils import load_model as load
 

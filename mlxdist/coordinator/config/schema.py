@@ -74,7 +74,7 @@ class LoraConfig:
         *("gate_proj", "up_proj", "down_proj"),
     )
     num_layers: Count | Literal[-1] = -1  # the last N layers; -1 = all
-    init_adapter: str = ""  # adapter folder to start from; "" = a fresh adapter
+    init_adapter: str = ""  # adapter folder to start from, ours, mlx-lm's or peft's; "" = a fresh one
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
 import numpy as np
 
@@ -18,13 +17,12 @@ from mlxdist.coordinator.data.load import Dataset, encoding_of, read_splits, tem
 from mlxdist.coordinator.data.sources import find, find_split
 from mlxdist.coordinator.encode.row_errors import Fault, skipped
 from mlxdist.coordinator.evaluate.judge import Candidate, Judged, judge
-from mlxdist.coordinator.fleet.fleet import Fleet
 from mlxdist.coordinator.memory.fit import node_limits, this_machine
 from mlxdist.coordinator.memory.node_memory import NodeMemory
 from mlxdist.coordinator.methods.kinds import KINDS
 from mlxdist.coordinator.report.format import count
 from mlxdist.coordinator.report.reporter import Reporter
-from mlxdist.coordinator.storage.first_reading import first_reading
+from mlxdist.coordinator.storage.first_reading import kept_reading
 from mlxdist.coordinator.storage.run_folder import RunFolder, read_json
 from mlxdist.coordinator.storage.saved_adapters import SavedAdapter, choose_adapters
 from mlxdist.coordinator.storage.sealed import read_sealed
@@ -101,10 +99,11 @@ def evaluate(
     dataset = Dataset(rows.rows, rows.rows, (), 0)
     prepared = Prepared(config, spec, dataset, None, memory, None, {}, (), ())
     with started_nodes(prepared, hosts, work_folder(run), report, clock) as fleet:
-        manifest = loaded_manifest(fleet, run)
+        loaded = fleet.wait_for_model()
+        same_base(run, loaded.model_hash)
         if reference is not None:
             fleet.send_reference(reference)
-        candidates = candidates_of(adapters, manifest, config.lora.scale)
+        candidates = candidates_of(adapters, loaded.manifest, config.lora.scale)
         fleet.send_adapter(0, candidates[0].adapter)
         needed = hosts.coordinator.min_nodes
         fleet.wait_for_nodes(max(len(hosts.nodes), needed), needed, config.timing.start_timeout)
@@ -119,7 +118,7 @@ def read_rows(run: RunFolder, config: RunConfig, data: str, progress: Progress) 
 
     Raises UserError where the run has none, and DataError for files that cannot be read or have no row with a target.
     """
-    encoding = encoding_of(config, first_reading(run, datetime.now()))
+    encoding = encoding_of(config, kept_reading(run))
     splits = None if data else find(config.data.path, config.data.valid_path)
     if splits is not None and splits.valid is None:
         kept_back = read_splits(splits, encoding, progress=progress).valid if config.data.valid_fraction else None
@@ -150,16 +149,14 @@ def changes(run: RunFolder, numerics_id: str, valid_digest: str) -> list[str]:
     return said
 
 
-def loaded_manifest(fleet: Fleet, run: RunFolder) -> Manifest:
-    """Returns the adapter's tensors, when a node has loaded the model. Raises UserError for another base model."""
-    loaded = fleet.wait_for_model()
-    trained = str(_about(run).get("model_hash", loaded.model_hash))
-    if trained != loaded.model_hash:
+def same_base(run: RunFolder, model_hash: str) -> None:
+    """Raises UserError where the base model that was loaded is not the one that the run was trained on."""
+    trained = str(_about(run).get("model_hash", model_hash))
+    if trained != model_hash:
         raise UserError(
             f"{run.path} was trained on another base model: its files have changed (hash {trained[:12]}, now "
-            f"{loaded.model_hash[:12]}). Restore the model, or name the right one with --model."
+            f"{model_hash[:12]}). Restore the model, or name the right one with --model."
         )
-    return loaded.manifest
 
 
 def candidates_of(adapters: Sequence[SavedAdapter], manifest: Manifest, scale: float) -> list[Candidate]:
