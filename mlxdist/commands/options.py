@@ -18,6 +18,14 @@ Changes = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, as train.steps=20. May be given several times."),
 ]
+InsecureLan = Annotated[
+    bool,
+    typer.Option(
+        "--insecure-lan",
+        help="Connect to other Macs without encryption and keys: everyone on the network can then read the training "
+        "data and the adapter, change the gradients, and end the run.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="The output folder of a run, or its run.toml.")]
 BaseModel = Annotated[str, typer.Option(help="The base model's folder or hub id, where it has moved.")]

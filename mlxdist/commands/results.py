@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from mlxdist.commands.open_files import more_open_files
-from mlxdist.commands.options import AsJson, BaseModel, HostsFile, NodeCount, RunPath, cluster_of
+from mlxdist.commands.options import AsJson, BaseModel, HostsFile, InsecureLan, NodeCount, RunPath, cluster_of
 from mlxdist.protocol.errors import UserError
 
 
@@ -26,6 +26,7 @@ def evaluate(
     nodes: NodeCount = None,
     rows: Annotated[Path | None, typer.Option(metavar="OUT.JSONL", help="Write every row's result here.")] = None,
     model: BaseModel = "",
+    insecure_lan: InsecureLan = False,
     json: AsJson = False,
 ) -> None:
     """Judge the checkpoints of a run beside its base model, over all validation rows or over test rows."""
@@ -43,7 +44,7 @@ def evaluate(
         from mlxdist.coordinator.evaluate.evaluate import Question
         from mlxdist.coordinator.evaluate.show import Output, show_evaluation
 
-        question = Question(checkpoint or (), data, model)
+        question = Question(checkpoint or (), data, model, insecure_lan)
         show_evaluation(folder, question, cluster, Output(rows, json), os.environ)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mlxdist.coordinator.batch.row_store import StoredRows
-from mlxdist.coordinator.config.hosts import Hosts
+from mlxdist.coordinator.config.hosts import Hosts, is_loopback
 from mlxdist.coordinator.config.run_spec import run_spec
 from mlxdist.coordinator.config.saved import saved_config
 from mlxdist.coordinator.config.schema import RunConfig
@@ -17,6 +17,7 @@ from mlxdist.coordinator.data.load import Dataset, encoding_of, read_splits, tem
 from mlxdist.coordinator.data.sources import find, find_split
 from mlxdist.coordinator.encode.row_errors import Fault, skipped
 from mlxdist.coordinator.evaluate.judge import Candidate, Judged, judge
+from mlxdist.coordinator.fleet.access import SERVER_KEY, Access, open_access
 from mlxdist.coordinator.memory.fit import node_limits, this_machine
 from mlxdist.coordinator.memory.node_memory import NodeMemory
 from mlxdist.coordinator.methods.kinds import KINDS
@@ -31,6 +32,7 @@ from mlxdist.coordinator.training.nodes import started_nodes
 from mlxdist.coordinator.training.prepare import Prepared
 from mlxdist.coordinator.training.resume import saved_reference
 from mlxdist.coordinator.training.state import FILE
+from mlxdist.keys.store import KeyStore
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol.errors import DataError, UserError
 from mlxdist.protocol.manifest import Manifest
@@ -45,6 +47,7 @@ class Question:
     checkpoints: Sequence[str] = ()  # best, last, all, or steps; none: the best and the last
     data: str = ""  # a file, a folder with test rows, or a hub id; "": the run's own validation rows
     model: str = ""  # where the base model has moved
+    insecure_lan: bool = False  # other Macs connect without encryption and keys
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,8 @@ def evaluate(
     memory = NodeMemory(limits={node.name: limits[node.name][0] for node in hosts.nodes if node.memory_limit_gb})
     dataset = Dataset(rows.rows, rows.rows, (), 0)
     prepared = Prepared(config, spec, dataset, None, memory, None, {}, (), ())
-    with started_nodes(prepared, hosts, work_folder(run), report, clock) as fleet:
+    access = None if question.insecure_lan or is_loopback(hosts.coordinator.bind) else access_of(run)
+    with started_nodes(prepared, hosts, work_folder(run), report, clock, access) as fleet:
         loaded = fleet.wait_for_model()
         same_base(run, loaded.model_hash)
         if reference is not None:
@@ -111,6 +115,15 @@ def evaluate(
         scoring = f"scoring {count(len(rows.rows), method.spec.item)} with"
         judged = judge(fleet, method, len(rows.rows), candidates, lambda name: report.stage(f"{scoring} {name}"))
     return Evaluation(config, rows, tuple(judged), tuple(notes))
+
+
+def access_of(run: RunFolder) -> Access:
+    """Returns the list of those who may connect, under the key that the run's nodes trust, or that of this Mac.
+
+    Raises UserError for a key file that cannot be used.
+    """
+    kept = (run.state / SERVER_KEY).exists()
+    return open_access(run.state if kept else work_folder(run).state, KeyStore.of_user(), resume=True)
 
 
 def read_rows(run: RunFolder, config: RunConfig, data: str, progress: Progress) -> TestRows:

@@ -37,7 +37,8 @@ def show_evaluation(
     """
     folder = work_folder(run)
     with saving(folder.path):
-        folder.logs.mkdir(parents=True, exist_ok=True)
+        for each in (folder.logs, folder.state):
+            each.mkdir(parents=True, exist_ok=True)
     stream = sys.stderr if output.as_json else sys.stdout
     with open_display(stream, title=f"evaluate {run.path.name}", report_every=1, environ=environ) as display:
         report = Reporter(folder, display, clock=time.monotonic)

@@ -51,7 +51,7 @@ def read_history(path: Path) -> History:
     elapsed: dict[int, float] = {}
     wall, peak, redone = 0.0, None, Redone()
     total, status = None, None
-    for _, event in _events(path):
+    for _, event in events(path):
         wall = max(wall, event.get("wall_seconds") or 0.0)
         kind, step = event.get("event"), event.get("step", 0)
         status = event.get("status") if kind == "done" else None
@@ -101,14 +101,14 @@ def trim_metrics(path: Path, last_step: int) -> None:
         return
 
     def kept(stream: BinaryIO) -> None:
-        for line, event in _events(path):
+        for line, event in events(path):
             if event.get("event") != "done" and event.get("step", 0) <= last_step:
                 stream.write(line + b"\n")
 
     write_aside(path, kept)
 
 
-def _events(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+def events(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
     """Yields each whole line with its event; torn lines, and those that lack a key of their event, are passed over."""
     if not path.exists():
         return
