@@ -250,7 +250,7 @@ def inspect(
         str,
         typer.Option(help="A model folder or hub id, in whose tokens lengths are counted. Default: characters."),
     ] = "",
-    method: Annotated[str, typer.Option(help="sft, dpo or kto. Default: the one that the first rows fit.")] = "",
+    method: Annotated[str, typer.Option(help="sft, dpo, kto or orpo. Default: the one that the first rows fit.")] = "",
     max_length: Annotated[
         int | None, typer.Option(min=2, help="Longer rows are cut to this, as by batch.max_length.")
     ] = None,

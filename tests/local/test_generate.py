@@ -69,14 +69,16 @@ def test_answers_stand_one_under_the_other_and_a_cut_is_said(run: RunFolder) -> 
 
 
 @pytest.mark.parametrize("way", ["chat", "raw"])
-@pytest.mark.parametrize("method", ["sft", "dpo", "kto"])
+@pytest.mark.parametrize("method", ["sft", "dpo", "kto", "orpo"])
 def test_a_prompt_has_the_tokens_that_stand_before_the_answer_in_a_row(
     method: str, way: str, model: Path, tmp_path: Path
 ) -> None:
     row = {"prompt": "w5 w6", "completion": " w7", "chosen": " w7", "rejected": " w8", "label": True}
-    keys = {"sft": ("prompt", "completion"), "dpo": ("prompt", "chosen", "rejected")}.get(
-        method, ("prompt", "completion", "label")
-    )
+    keys = {
+        "sft": ("prompt", "completion"),
+        "dpo": ("prompt", "chosen", "rejected"),
+        "orpo": ("prompt", "chosen", "rejected"),
+    }.get(method, ("prompt", "completion", "label"))
     (tmp_path / "train.jsonl").write_text((json.dumps({key: row[key] for key in keys}) + "\n") * 8)
     template = "{% if enable_thinking %}w9 {% endif %}" + TEMPLATE
     made = made_run(

@@ -47,7 +47,7 @@ def evaluated(folder: Path, pools: Pools, nodes: int, question: Question, rows: 
     return show_evaluation(run_at(folder), question, pools.hosts(nodes), output, environ={})
 
 
-@pytest.mark.parametrize("method", ["sft", "dpo", "kto"])
+@pytest.mark.parametrize("method", ["sft", "dpo", "kto", "orpo"])
 def test_the_loss_is_that_of_the_runs_own_validation_to_the_bit(
     method: str, pools: Pools, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

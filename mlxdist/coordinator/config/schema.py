@@ -57,7 +57,9 @@ class BatchConfig:
     micro_size: Count = 1  # rows (pairs) per leaf: what one forward and backward holds
     max_length: Annotated[int, Meta(ge=2)] = 1024  # tokens; longer rows are cut
     max_cut: Share = 0.1  # the run does not start when a greater share of the rows would be cut
-    order: Literal["sorted", "shuffled"] = "sorted"  # dpo, kto: shuffled. sorted = windows of like length, shuffled
+    order: Literal["sorted", "shuffled"] = (
+        "sorted"  # dpo, kto, orpo: shuffled. sorted = windows of like length, shuffled
+    )
     remainder: Literal["drop", "keep"] = "drop"  # the rows of an epoch that fill no window
     seed: Annotated[int, Meta(ge=0, le=2**32 - 1)] = 0  # of the order, the initial adapter and dropout
 
@@ -85,9 +87,11 @@ class TrainConfig:
     steps: Count | None = 100  # optimizer updates; None when epochs or max_hours says it
     epochs: Positive | None = None  # times through the data, instead of steps
     max_hours: Positive | None = None  # hours of training in all sessions, instead of steps; the schedule follows them
-    learning_rate: Annotated[float, Meta(gt=0, le=1)] = 2e-4  # peak; dpo, kto: 5e-5
-    schedule: Literal["constant", "linear", "cosine"] = "constant"  # after the warmup; dpo, kto: cosine
-    warmup_steps: CountOrOff | Literal["auto"] = 0  # linear, from the first step on; "auto" = a tenth, as for dpo, kto
+    learning_rate: Annotated[float, Meta(gt=0, le=1)] = 2e-4  # peak; dpo, kto, orpo: 5e-5
+    schedule: Literal["constant", "linear", "cosine"] = "constant"  # after the warmup; dpo, kto, orpo: cosine
+    warmup_steps: CountOrOff | Literal["auto"] = (
+        0  # linear, from the first step on; "auto" = a tenth, as for dpo, kto, orpo
+    )
     min_lr_ratio: Share = 0.1  # linear, cosine: the last rate, as a share of learning_rate
     betas: tuple[Part, Part] = (0.9, 0.999)  # AdamW's decay of the two moments, bias-corrected
     eps: Positive = 1e-8  # AdamW's term in the denominator

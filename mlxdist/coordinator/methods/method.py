@@ -145,7 +145,7 @@ class Method(ABC):
             references = references.with_valid(order, table_of(scores, spec.reference), 0)
         columns = {**scores, **columns_of(spec.reference, taken(references.valid, order))}
         if self.loss in PER_TOKEN_MEAN:
-            columns = per_token(columns, leaves, spec)
+            columns |= per_token(columns, leaves, spec, PER_TOKEN_MEAN[self.loss])
         columns |= self._labels(rows, order)
         with mx.stream(mx.cpu):
             on_cpu = {name: mx.array(column) for name, column in columns.items()}
@@ -171,11 +171,11 @@ def table_of(columns: Columns, names: Sequence[str]) -> Table:
     return np.stack(some, axis=1) if some else np.empty((0, 0), np.float32)
 
 
-def per_token(columns: Columns, leaves: Iterable[Leaf], spec: MethodSpec) -> dict[str, Column]:
-    """Returns row sums [R] of log-probabilities as means over the targets of a row."""
+def per_token(columns: Columns, leaves: Iterable[Leaf], spec: MethodSpec, branches: int) -> dict[str, Column]:
+    """Returns row sums [R] of log-probabilities as means over the targets of a row, those of the first branches."""
     targets = [row.targets.sum() for leaf in leaves for row in leaf.rows]
     counts = np.array(targets, np.float32).reshape(-1, spec.branches).T
-    sides = (*zip(spec.policy, counts, strict=True), *zip(spec.reference, counts, strict=False))
+    sides = [*zip(spec.policy, counts[:branches], strict=False), *zip(spec.reference, counts, strict=False)]
     return {name: columns[name] / count for name, count in sides}
 
 
