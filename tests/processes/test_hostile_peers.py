@@ -234,11 +234,12 @@ def test_a_peer_that_does_not_read_is_not_answered_for_ever(port: Port) -> None:
 def test_a_message_of_many_frames_costs_a_registered_peer_its_connection(port: Port) -> None:
     """Without encryption a stranger may register; after that its bytes are not counted any more."""
     honest, session = port.joined()
-    other, others = port.joined("other")
+    other, _ = port.joined("other")
     monitor = other.get_monitor_socket(zmq.EVENT_DISCONNECTED)
     other.send_multipart([b"x"] * 5)
     assert monitor.poll(20_000), "the connection was not closed"
     other.disable_monitor()
+    monitor.close(0)
     assert beats(honest, session)
     assert any("a message of over 3 frames" in news.message for news in port.cluster.news)
 
