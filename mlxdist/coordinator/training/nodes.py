@@ -73,7 +73,10 @@ def started_nodes(
 
 def how_to_join(bind: str, port: int, access: Access | None) -> str:
     """Returns the command with which another Mac joins, as a sentence, and what is said about missing encryption."""
-    host = socket.gethostname() if bind in ("*", "0.0.0.0", "::") else f"[{bind}]" if ":" in bind else bind
+    address, zone, _ = bind.partition("%")
+    host = socket.gethostname() if bind in ("*", "0.0.0.0", "::") else address
+    if ":" in host:  # the zone of a link-local address is the name of the interface, which differs between Macs
+        host = f"[{host}{zone and '%INTERFACE'}]"
     command = f"mlxdist node --connect {host}:{port}"
     if access is None:
         return f"{INSECURE}. Other Macs join with: {command} --insecure-lan"
