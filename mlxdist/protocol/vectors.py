@@ -93,6 +93,7 @@ class IncomingVector:
     stream: int
     buffer: Vector
     received: int = 0
+    finite: bool = True  # no NaN or Inf has come so far
     _hash: "hashlib._Hash" = field(default_factory=hashlib.sha256)
 
     def block(self, index: int, payload: memoryview) -> None:
@@ -104,6 +105,8 @@ class IncomingVector:
             raise WireError(f"block {index} of vector {self.stream} has {payload.nbytes} bytes, not {target.nbytes}")
         target[:] = payload.cast("B")
         self._hash.update(payload)
+        start = index * BLOCK_ELEMENTS
+        self.finite = self.finite and bool(np.isfinite(self.buffer[start : start + BLOCK_ELEMENTS]).all())
         self.received += 1
 
     @property

@@ -20,6 +20,7 @@ from mlxdist.coordinator.cluster.events import (
     NodeNews,
     NotNeeded,
     Send,
+    WrongAnswer,
     news_of,
     to_supervisor,
     to_worker,
@@ -197,7 +198,10 @@ class Cluster:
             if self.transfers.uploads.stalled(node.name) and self.scheduler.in_work(node.name) is None:
                 node.worker.progressed = now  # it waits for us
             if not node.worker.ended and (idle := self.scheduler.stuck(node, now)) is not None:
-                self._act(self.members.restart_worker(node, f"it did nothing for {idle:.3g} s"))
+                if self.scheduler.busy(node.name) and self.scheduler.in_work(node.name) is None:
+                    self._act(self.members.wrong_answer(node, f"its partial did not come for {idle:.3g} s", now))
+                else:
+                    self._act(self.members.restart_worker(node, f"it did nothing for {idle:.3g} s"))
         self._settle()
         self._act(self.scheduler.copy_late(self.nodes, now))
 
@@ -231,6 +235,14 @@ class Cluster:
                     self.news.append(news_of(node, event.cause, event.action, spans))
                 case FalseAlarm(name=name):
                     self.scheduler.false_alarm(name)
+                case WrongAnswer(node=node, cause=cause, counts=counts):
+                    if not node.worker.ended:
+                        members = self.members
+                        self._act(
+                            members.wrong_answer(node, cause, self.now)
+                            if counts
+                            else members.restart_worker(node, cause, blame=False)
+                        )
                 case NotNeeded(assignment=assignment):
                     loser = self.nodes[assignment.node]
                     loser.worker.cancelled.add(assignment.attempt)

@@ -65,13 +65,22 @@ class FalseAlarm:
 
 
 @dataclass(frozen=True)
+class WrongAnswer:
+    """The node's worker is to be restarted. `counts`: it is certain that its answer was wrong."""
+
+    node: Node
+    cause: str
+    counts: bool = True
+
+
+@dataclass(frozen=True)
 class NotNeeded:
     """Another node was faster: the rest of this assignment is cancelled."""
 
     assignment: Assignment
 
 
-Event = Send | NodeNews | Lost | FalseAlarm | NotNeeded | Assignment
+Event = Send | NodeNews | Lost | FalseAlarm | WrongAnswer | NotNeeded | Assignment
 
 
 def to_worker(node: Node, message: m.Message, payload: Buffer = b"") -> Send:

@@ -75,6 +75,7 @@ class Joining:
         node.worker.progressed = now
         if before is not None:
             node.speed, node.early_exits = before.speed, before.early_exits
+            node.wrong_answers = before.wrong_answers
         self.members.nodes[node.name] = node
         self.members.given_up.pop(node.name, None)
         return node
