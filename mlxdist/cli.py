@@ -5,6 +5,7 @@ import re
 import resource
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
@@ -146,6 +147,13 @@ def launch(
             "--resume previous: from the save before the last, where a damaged file makes that necessary.",
         ),
     ] = None,
+    mixed: Annotated[
+        Literal["spare", "allow"] | None,
+        typer.Option(
+            help="A node that joins with other last bits than the run's nodes: spare, used when no other is left, or "
+            "allow, used like any. Default: as hosts.toml says, else spare."
+        ),
+    ] = None,
     set_: Changes = None,
 ) -> None:
     """Train, on this machine or on several.
@@ -160,6 +168,8 @@ def launch(
 
         more_open_files()
         cluster = _cluster(hosts, nodes)
+        if mixed is not None:
+            cluster = replace(cluster, coordinator=replace(cluster.coordinator, mixed=mixed))
         local_only(cluster)
         config = load_config(run or cluster.run, set_ or ())
 

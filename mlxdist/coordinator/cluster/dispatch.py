@@ -114,7 +114,8 @@ class Dispatch:
             case m.Loaded():
                 return self.joining.loaded(node, message)
             case m.CanaryAnswer():
-                return [*self.joining.canary(node, message), *downloads.adapters_to(node, now)]
+                events = self.joining.canary(node, message)
+                return events if node.held_back else [*events, *downloads.adapters_to(node, now)]
             case m.Progress(message=words):
                 return [news_of(node, sentence(words))]
             case m.Fault():

@@ -5,6 +5,7 @@ Register -> Accept      Hello -> Welcome      Loaded -> Canary      CanaryAnswer
 
 from dataclasses import dataclass
 
+from mlxdist.coordinator.cluster.bit_classes import BitClasses
 from mlxdist.coordinator.cluster.compatibility import check_model, check_versions
 from mlxdist.coordinator.cluster.events import Event, FalseAlarm, NodeNews, Send, news_of, to_supervisor, to_worker
 from mlxdist.coordinator.cluster.membership import Membership
@@ -29,6 +30,7 @@ class Joining:
 
     settings: ClusterSettings
     members: Membership
+    bits: BitClasses
     introduction: m.Loaded | None = None
 
     @property
@@ -129,11 +131,11 @@ class Joining:
 
     def canary(self, node: Node, message: m.CanaryAnswer) -> list[Event]:
         """Takes a worker's canary answers: it is ready."""
-        if len(message.digests) != CANARY_TIMES:
+        if len(message.digests) != CANARY_TIMES or not all(message.digests):
             raise WireError(f"{len(message.digests)} canary answers where {CANARY_TIMES} were due")
         node.move(NodeEvent.CANARY_ANSWERED)
         node.canary, node.early_exits = message.digests, 0
-        return [news_of(node, "ready")]
+        return self.bits.joined(node)
 
 
 def refusal(message: m.Register) -> str:

@@ -79,6 +79,12 @@ class Membership:
             return None
         return None if any(not node.gone for node in self.nodes.values()) else next(iter(self.given_up.values()))
 
+    @property
+    def absent(self) -> int:
+        """The number of launched nodes that are gone, or have not come yet, and whose supervisors are started again."""
+        names = self.settings.launched - self.given_up.keys()
+        return sum(name not in self.nodes or self.nodes[name].gone for name in names)
+
     # ---- being there
 
     def heard(self, node: Node, now: float, *, busy: bool) -> list[Event]:

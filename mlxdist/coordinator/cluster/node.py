@@ -64,9 +64,14 @@ class Node:
         self.state = states.advance(NODE_TRANSITIONS, self.state, event)
 
     @property
+    def connected(self) -> bool:
+        """True if the node is ready or at work, with a data connection."""
+        return self.state in WORKING and self.worker.data_closed is None
+
+    @property
     def there(self) -> bool:
         """True if the node can be given leaves, now or as soon as it has let go of one."""
-        return self.state in WORKING and self.worker.data_closed is None and not self.held_back
+        return self.connected and not self.held_back
 
     @property
     def computes(self) -> bool:

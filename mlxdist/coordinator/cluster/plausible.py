@@ -34,11 +34,12 @@ def check_sums(request: Request, leaf: Leaf, outputs: RowOutputs) -> None:
     slack = ROUNDING * sum(leaf_tokens(leaf))
     where = f"the answer to leaf {leaf.index} has"
     for name, values in columns.items():
-        if name != LOSS and values.max() > slack:
-            raise WireError(f"{where} a log-probability above 0 ({name} {values.max():.3g})")
         sent = np.array(inputs.get(name, [np.nan] * len(values)), np.float32)
-        if not np.array_equal(values[~np.isnan(sent)], sent[~np.isnan(sent)]):
+        known = ~np.isnan(sent)
+        if not np.array_equal(values[known], sent[known]):
             raise WireError(f"{where} other reference log-probs ({name}) than those that were sent")
+        if name != LOSS and (highest := values[~known].max(initial=-np.inf)) > slack:
+            raise WireError(f"{where} a log-probability above 0 ({name} {highest:.3g})")
     if LOSS in columns and len(columns) == 2:
         (other,) = (values for name, values in columns.items() if name != LOSS)
         if np.abs(columns[LOSS] + other).max() > slack:

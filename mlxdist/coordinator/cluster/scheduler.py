@@ -197,7 +197,7 @@ class Scheduler:
         if assignment.alone and self.round.crashes[leaf] >= FATAL_CRASHES:
             self.failure = NodeError(
                 f"{FATAL_CRASHES} workers ended while they computed {leaf_phrase(self.round, leaf)}, the last one with "
-                "nothing else in work: look at the workers' last lines in the logs, and shorten or leave out these rows",
+                "nothing else in work: read the workers' last lines in the logs, and shorten or leave out these rows",
                 leaf=leaf,
             )
         return spans

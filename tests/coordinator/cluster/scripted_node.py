@@ -238,7 +238,15 @@ def state_of(cluster: Cluster) -> Any:
     """The same, of a cluster."""
     current = cluster.round
     nodes = {
-        name: (node.session, node.state, node.canary, node.speed.tokens_per_second, *worker_of(node))
+        name: (
+            node.session,
+            node.state,
+            node.canary,
+            node.speed.tokens_per_second,
+            node.wrong_answers,
+            node.held_back,
+            *worker_of(node),
+        )
         for name, node in cluster.nodes.items()
     }
     work = current and (
