@@ -147,7 +147,7 @@ class Membership:
         if control.closed is not None and now - control.closed > timing.return_seconds:
             why = f"its connection was closed, and {timing.return_seconds:.3g} s passed"
             return self.lose(node, NodeEvent.LOST, why)
-        if (silent > timing.suspect_seconds or control.closed is not None) and (node.works or node.held_back):
+        if (silent > timing.suspect_seconds or control.closed is not None) and node.watched:
             node.move(NodeEvent.SILENT)
             why = "its connection is closed" if control.closed is not None else f"no beat for {silent:.3g} s"
             events = [news_of(node, why)]

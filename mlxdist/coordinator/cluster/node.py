@@ -74,6 +74,11 @@ class Node:
         return self.connected and not self.held_back
 
     @property
+    def watched(self) -> bool:
+        """True if a silence makes the node suspect: it can be given leaves now, or is a spare."""
+        return self.works or (self.held_back and self.connected)
+
+    @property
     def computes(self) -> bool:
         """True if the node is one of those that are given leaves; it may be silent for a moment."""
         return (self.state in WORKING or self.state is NodeState.SUSPECT) and not self.held_back
