@@ -96,7 +96,7 @@ def promise(canaries: Mapping[str, tuple[str, ...]], from_step: int = 1) -> Prom
     if unsteady:
         return Promise(
             TOLERANCE,
-            f"{', '.join(unsteady)} computed the same small batch three times, and not always with the same last bits",
+            f"{', '.join(unsteady)} computed a test batch three times, and not always with the same last bits",
             from_step,
         )
     classes: dict[str, list[str]] = {}
@@ -104,9 +104,9 @@ def promise(canaries: Mapping[str, tuple[str, ...]], from_step: int = 1) -> Prom
         classes.setdefault(digests[0], []).append(name)
     groups = " | ".join(", ".join(names) for names in classes.values())
     if len(classes) > 1:
-        what = f"the nodes computed the same small batch with different last bits ({groups})"
+        what = f"the nodes computed a test batch with different last bits ({groups})"
         return Promise(TOLERANCE, f"{what}, so the adapter's depend on which of them computes which rows", from_step)
-    what = f"{groups or 'no node'} computed the same small batch with the same bits each time"
+    what = f"{groups or 'no node'} computed a test batch with the same bits each time"
     return Promise(
         SAME_BITS,
         f"{what}, so the adapter does not depend on which node computes which rows",

@@ -102,11 +102,32 @@ def test_a_late_node_of_another_class_waits_as_a_spare_and_the_bits_stay(
     late = nodes.proxies["odd"]
     with Script(folder, (lambda: "a busy", late.online), (lambda: "odd ready", go_on.set)):
         assert train(config_of(model, folder, "sft"), nodes.port) == 0
-    assert "odd ready it computed the canary with other last bits" in told(folder)
+    assert "odd ready it computes a test batch with other last bits" in told(folder)
     assert late.saw(DOWN, m.Assignment) == []
     assert sha(folder) == expected
     assert promised(folder)["promise"] == "same bits"
     assert [event["promise"] for event in events(folder, "promise")] == ["same bits"]
+
+
+@needs_openblas
+def test_a_run_that_is_resumed_on_another_class_says_from_which_step_its_bits_are_others(
+    nodes: FaultNodes, model: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    nodes.ready("a")
+    other_class(nodes, "odd")
+    assert train(config_of(model, folder, "sft", steps=2), nodes.port) == 0
+    nodes.proxies["a"].offline()
+    nodes.proxies["odd"].online()
+    hosts = Hosts(None, CoordinatorHost(port=nodes.port), ())
+    assert run(config_of(model, folder, "sft", steps=4), hosts, resume=True, environ={"MLXDIST_PLAIN": "1"}) == 0
+    found = promised(folder)
+    assert (found["promise"], found["promise_from_step"]) == ("tolerance", 3)
+    assert found["promise_reason"] == "the run was resumed on odd, with other last bits than those of the nodes before"
+    assert [(event["promise"], event["step"]) for event in events(folder, "promise")] == [
+        ("same bits", 1),
+        ("tolerance", 3),
+    ]
 
 
 @needs_openblas

@@ -14,7 +14,7 @@ from mlxdist.coordinator.cluster.settings import ClusterSettings
 from mlxdist.coordinator.schedule.rounds import Request
 from mlxdist.protocol.numerics import SAME_BITS, TOLERANCE, Promise, promise
 
-OTHER_BITS = "it computed the canary with other last bits than the nodes of this run"
+OTHER_BITS = "it computes a test batch with other last bits than the nodes of this run"
 
 
 @dataclass

@@ -51,7 +51,7 @@ def reported(
 def refuted(round_: Round, span: Span, name: str, nodes: Mapping[str, Node]) -> list[Event]:
     """Has the workers restarted that found NaN or Inf in leaves which the node `name` has computed without."""
     wrong = {other: leaf for leaf in range(span.start, span.stop) for other in round_.nonfinite.pop(leaf, ())}
-    found = [other for other in wrong if other != name and other not in round_.restarted]
+    found = [other for other in wrong if other != name and other not in round_.restarted and other in nodes]
     round_.restarted.update(found)
     return [
         WrongAnswer(nodes[other], f"{name} computed {leaf_phrase(round_, wrong[other])} without NaN or Inf")

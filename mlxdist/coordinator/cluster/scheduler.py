@@ -167,7 +167,7 @@ class Scheduler:
         assignments = self.round.of(node.name) if self.round is not None else []
         if not assignments and not node.worker.cancelled:
             return None
-        leaf = assignments[0].in_work if assignments else None
+        leaf = next((one.in_work for one in assignments if one.in_work is not None), None)
         idle = now - node.worker.progressed
         if not assignments or self.round is None:  # it is to let go of a leaf
             limit = self.deadlines.limit(0, 0, first=True)

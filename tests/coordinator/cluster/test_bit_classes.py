@@ -63,7 +63,7 @@ def changes_told(bench: Bench) -> list[Promise]:
 def test_a_late_node_of_another_class_waits_as_a_spare_and_is_sent_nothing(canary: tuple[str, ...]) -> None:
     bench, (node,) = started("a")
     late = joins(bench, "late", canary)
-    assert "late: ready; it computed the canary with other last bits than the nodes of this run: it waits" in (
+    assert "late: ready; it computes a test batch with other last bits than the nodes of this run: it waits" in (
         bench.told()
     )
     assert late.heard(m.VectorOffer) == []
@@ -164,7 +164,7 @@ def test_a_spare_works_when_no_other_node_is_left_and_the_promise_ends_with_step
     (changed,) = changes_told(bench)
     assert (changed.kind, changed.from_step, changed.bit_class) == (TOLERANCE, 4, "")
     assert changed.reason == (
-        "late computes since then: it computed the canary with other last bits than the nodes of this run, and was "
+        "late computes since then: it computes a test batch with other last bits than the nodes of this run, and was "
         "used because too few of these were left"
     )
     again = joins(bench, "a", CANARY)
@@ -202,7 +202,7 @@ def test_spares_help_to_reach_the_least_number_of_nodes_when_others_have_left() 
 def test_a_mixed_run_uses_every_node_and_its_promise_ends_with_the_first_leaf_of_another_class(verb: str) -> None:
     bench, _ = started("a", mixed="allow")
     late = joins(bench, "late")
-    assert "late: ready; it computed the canary with other last bits than the nodes of this run, and is used, as" in (
+    assert "late: ready; it computes a test batch with other last bits than the nodes of this run, and is used, as" in (
         bench.told()
     )
     assert kept(bench)
@@ -243,7 +243,7 @@ def test_nodes_that_have_left_before_the_start_are_not_asked_what_is_promised() 
     bench.ready("a")
     promised = bench.cluster.begin_promise(1, None)
     assert promised.kind == SAME_BITS
-    assert promised.reason.startswith("a computed the same small batch with the same bits each time")
+    assert promised.reason.startswith("a computed a test batch with the same bits each time")
 
 
 EARLIER = Promise(SAME_BITS, "of the first session", 1, CANARY[0])
