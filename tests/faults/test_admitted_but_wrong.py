@@ -17,13 +17,14 @@ from mlxdist.coordinator.run import run
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.transport import CONTROL
 from tests.faults.fault_nodes import FaultNodes, a
-from tests.faults.fault_proxy import DOWN, Proxy, wait_for
+from tests.faults.fault_proxy import DOWN, Proxy, Seen, wait_for
 from tests.faults.fault_runs import CALM, Script, Undisturbed, config_of, events, sha, told, train
 from tests.faults.hostile_worker import COUNT, LIES
 from tests.processes.node_pools import start_node
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
+STEP = 3  # in which a node of another class joins
 OTHER_KERNELS = {"OPENBLAS_CORETYPE": "Nehalem"}  # OpenBLAS then adds in another order
 needs_openblas = pytest.mark.skipif(
     sys.platform != "linux" or platform.machine() != "x86_64",
@@ -41,15 +42,14 @@ def hostile(nodes: FaultNodes, name: str, folder: Path, *lies: str) -> None:
     )
 
 
-@pytest.mark.parametrize("method", ["sft", "kto"])
 def test_a_node_whose_workers_lie_in_every_way_is_put_out_and_the_run_has_the_bits_of_an_undisturbed_one(
-    method: str, nodes: FaultNodes, undisturbed: Undisturbed, model: Path, tmp_path: Path
+    nodes: FaultNodes, undisturbed: Undisturbed, model: Path, tmp_path: Path
 ) -> None:
-    folder, name = tmp_path / "run", f"liar-{method}"
-    expected = undisturbed(method)
+    folder, name = tmp_path / "run", "liar"
+    expected = undisturbed("kto")
     nodes.ready("a", later=("b",))
     hostile(nodes, name, tmp_path, "nan", "shape", "hash", "endless")
-    config = config_of(model, folder, method, timing=replace(CALM, progress_seconds=3.0))
+    config = config_of(model, folder, "kto", timing=replace(CALM, progress_seconds=3.0))
     # Two nodes are needed, so that the run waits for each next worker of the liar, and at last for another node.
     with Script(folder, (lambda: f"{name} left", nodes.proxies["b"].online)):
         assert train(config, nodes.port, min_nodes=2) == 0
@@ -83,10 +83,15 @@ def promised(folder: Path) -> dict[str, object]:
     return {key: config[key] for key in ("promise", "promise_from_step", "promise_reason", "promises")}
 
 
-def held_at(nodes: FaultNodes, name: str, step: int) -> threading.Event:
-    """Holds the first work of this step on its way to a node until the event."""
+def joins_in_step(nodes: FaultNodes, late: str, step: int) -> threading.Event:
+    """Lets a node join while node a has no work of this step yet; its work goes on at the event."""
     go_on = threading.Event()
-    nodes.proxies[name].when(DOWN, a(m.Assignment, step=step), lambda _: wait_for(go_on, "the other node"))
+
+    def hold(_: Seen) -> None:
+        nodes.proxies[late].online()
+        wait_for(go_on, f"{late} to be ready")
+
+    nodes.proxies["a"].when(DOWN, a(m.Assignment, step=step), hold)
     return go_on
 
 
@@ -98,12 +103,11 @@ def test_a_late_node_of_another_class_waits_as_a_spare_and_the_bits_stay(
     expected = undisturbed("sft")
     nodes.ready("a")
     other_class(nodes, "odd")
-    go_on = held_at(nodes, "a", 3)
-    late = nodes.proxies["odd"]
-    with Script(folder, (lambda: "a busy", late.online), (lambda: "odd ready", go_on.set)):
+    go_on = joins_in_step(nodes, "odd", STEP)
+    with Script(folder, (lambda: "odd ready", go_on.set)):
         assert train(config_of(model, folder, "sft"), nodes.port) == 0
     assert "odd ready it computes a test batch with other last bits" in told(folder)
-    assert late.saw(DOWN, m.Assignment) == []
+    assert nodes.proxies["odd"].saw(DOWN, m.Assignment) == []
     assert sha(folder) == expected
     assert promised(folder)["promise"] == "same bits"
     assert [event["promise"] for event in events(folder, "promise")] == ["same bits"]
@@ -144,8 +148,7 @@ def test_a_promise_that_cannot_be_kept_ends_with_an_event_a_line_and_config_json
     expected = undisturbed("sft")
     nodes.ready("a")
     other_class(nodes, "odd")
-    go_on = held_at(nodes, "a", 3)
-    late = nodes.proxies["odd"]
+    go_on = joins_in_step(nodes, "odd", STEP)
 
     def leave() -> None:
         if how == "spare":
@@ -154,13 +157,13 @@ def test_a_promise_that_cannot_be_kept_ends_with_an_event_a_line_and_config_json
 
     config = config_of(model, folder, "sft", timing=replace(CALM, suspect_seconds=1.0, dead_seconds=2.0))
     hosts = Hosts(None, CoordinatorHost(port=nodes.port, mixed=how), ())  # type: ignore[arg-type]
-    with Script(folder, (lambda: "a busy", late.online), (lambda: "odd ready", leave)):
+    with Script(folder, (lambda: "odd ready", leave)):
         assert run(config, hosts, resume=False, environ={"MLXDIST_PLAIN": "1"}) == 0
     found = promised(folder)
     first, second = events(folder, "promise")
     assert (first["promise"], first["step"], second["promise"]) == ("same bits", 1, "tolerance")
     assert second["step"] == found["promise_from_step"]
-    assert int(str(second["step"])) >= 3
+    assert int(str(second["step"])) >= STEP
     assert found["promise"] == "tolerance"
     assert str(second["message"]) in capsys.readouterr().out
     words = 'coordinator.mixed = "allow" uses it' if how == "allow" else "too few of these were left"

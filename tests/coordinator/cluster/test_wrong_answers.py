@@ -240,6 +240,22 @@ def test_an_upload_without_blocks_is_stuck_after_progress_seconds_whatever_its_w
     assert not +bench.cluster.round.crashes
 
 
+def test_a_worker_that_computes_a_long_leaf_while_its_last_partial_travels_is_not_stuck() -> None:
+    bench = Bench()
+    node, other = working(bench, "a", "b")
+    other.tell(m.Leave(other.session))
+    for leaf in (0, 1):
+        node.say(*node.answer(leaf, seconds=10.0))
+    node.say(node.offer(Span(0, 2)))
+    assert sorted(node.work) == [Span(0, 2), Span(2, 4)]
+    for _ in range(45):
+        bench.tick(2.0)
+        node.beat()
+    assert node.state == "busy"
+    bench.tick(12.0)
+    assert "a: it did nothing for 102 s; its worker is restarted" in bench.told()
+
+
 # ---- those that do not stop
 
 
