@@ -403,7 +403,7 @@ class World(SummingCluster, Surroundings):
             self.news.append(f"{self.now:.1f} {item.name}: {item.message}")
             said = "makes no sense" in item.message and "in a row arrived damaged" not in item.message  # those did
             assert not said or item.name in self.disturbed | self.liars, self.news[-1]
-            assert "did not say" not in item.message or item.name in self.liars, self.news[-1]
+            assert "which it did not say" not in item.message or item.name in self.liars, self.news[-1]
         for name, reason in self.cluster.members.quarantined.items():
             assert self.disturbances > MOST_RESTARTS, f"{name} was put out without cause: {reason}"
 
