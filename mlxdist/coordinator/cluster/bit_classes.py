@@ -78,26 +78,26 @@ class BitClasses:
         return [NodeNews("", "promise", self.promise.sentence, promise=self.promise)]
 
     def release(self, nodes: Mapping[str, Node], absent: int, now: float) -> list[Event]:
-        """Lets the spares work where too few other nodes are left for the run to go on.
+        """Lets the spares work while too few other nodes are left for the run to go on.
 
         Left is a node that takes part, or may soon: it loads, its worker is restarted, or it is one of the `absent`,
         whose supervisor is started again. They are waited for, `timing.start_timeout` seconds at most.
         """
-        spares = [node for node in nodes.values() if node.held_back and node.connected]
-        others = [node for node in nodes.values() if not node.held_back and not node.gone]
+        odd = [node for node in nodes.values() if node.canary and not node.gone and self._is_spare(node)]
+        others = [node for node in nodes.values() if not node.gone and node not in odd]
+        spares = [node for node in odd if node.connected]
         there, needed = sum(node.there for node in others), self.settings.min_nodes
-        if there >= needed or not spares:
+        if there >= needed:
             self._short_since = None
-            return []
-        if self._short_since is None:
+        elif self._short_since is None:
             self._short_since = now
-        waits = now - self._short_since <= self.settings.timing.start_timeout
-        if there + len(spares) < needed or (len(others) + absent >= needed and waits):
-            return []
-        self._short_since = None
-        for node in spares:
-            node.held_back = False
-        return [news_of(node, "was a spare", "it is used, as too few other nodes are left") for node in spares]
+        enough = there >= needed or len(others) + absent >= needed
+        waits = self._short_since is None or now - self._short_since <= self.settings.timing.start_timeout
+        used = spares if there + len(spares) >= needed and not (enough and waits) else []
+        new = [node for node in used if node.held_back]
+        for node in odd:
+            node.held_back = node not in used  # again, where it was not needed after all
+        return [news_of(node, "was a spare", "it is used, as too few other nodes are left") for node in new]
 
     def _is_spare(self, node: Node) -> bool:
         return self._is_other(node) and self.settings.mixed != "allow"

@@ -12,6 +12,7 @@ from mlxdist.protocol.tree import Span
 from tests.coordinator.cluster.scripted_node import (
     ADAPTER,
     CANARY,
+    PARTIAL,
     Bench,
     ScriptedNode,
     new_cluster,
@@ -196,6 +197,20 @@ def test_spares_help_to_reach_the_least_number_of_nodes_when_others_have_left() 
     bench.begin(request_of(4))
     assert sorted([*second.work, *late.work]) == [Span(0, 2), Span(2, 4)]
     assert not kept(bench)
+
+
+def test_a_spare_that_was_not_needed_after_all_waits_again() -> None:
+    bench, (first, second) = started("a", "b", min_nodes=2)
+    late = joins(bench, "late")
+    leaves(first)
+    bench.begin(request_of(1))
+    assert (second.work, late.work) == ([Span(0, 1)], [])
+    again = joins(bench, "a", CANARY)
+    second.say(second.offer(Span(0, 1)))
+    second.send(1, PARTIAL)
+    bench.begin(request_of(4, step=5, version=3))
+    assert (again.work, second.work, late.work) == ([Span(0, 2)], [Span(2, 4)], [])
+    assert kept(bench)
 
 
 @pytest.mark.parametrize("verb", ["gradient", "score"])
