@@ -201,7 +201,7 @@ def test_spares_help_to_reach_the_least_number_of_nodes_when_others_have_left() 
 
 def test_a_spare_that_was_not_needed_after_all_waits_again() -> None:
     bench, (first, second) = started("a", "b", min_nodes=2)
-    late = joins(bench, "late")
+    late = joins(bench, "A")
     leaves(first)
     bench.begin(request_of(1))
     assert (second.work, late.work) == ([Span(0, 1)], [])
