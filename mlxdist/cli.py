@@ -176,9 +176,7 @@ def launch(
         from mlxdist.coordinator.config.load import load_config
 
         more_open_files()
-        cluster = _cluster(hosts, nodes)
-        if mixed is not None:
-            cluster = replace(cluster, coordinator=replace(cluster.coordinator, mixed=mixed))
+        cluster = chosen_hosts(hosts, nodes, mixed)
         local_only(cluster)
         config = load_config(run or cluster.run, set_ or ())
 
@@ -348,7 +346,7 @@ def plan(
     from mlxdist.coordinator.config.load import load_config
     from mlxdist.coordinator.plan.plan import PlanOptions, show_plan
 
-    cluster = _cluster(hosts, nodes)
+    cluster = chosen_hosts(hosts, nodes)
     config = load_config(run or cluster.run, set_ or ())
     sys.exit(show_plan(config, cluster, PlanOptions(tokens_per_second, link_gbit, json), Console()))
 
@@ -364,12 +362,17 @@ def selfcheck(
     sys.exit(check(as_json=json))
 
 
-def _cluster(hosts: Path | None, nodes: int | None) -> "Hosts":
+def chosen_hosts(hosts: Path | None, nodes: int | None, mixed: Literal["spare", "allow"] | None = None) -> "Hosts":
+    """Returns the Macs of a file, or nodes on this machine; `mixed` stands for the key of the file.
+
+    Raises UserError where both are given, and for a faulty file.
+    """
     from mlxdist.coordinator.config.hosts import load_hosts, local_hosts
 
     if hosts is not None and nodes is not None:
         raise UserError("--nodes counts nodes on this machine, and --hosts lists them in a file: give one of the two")
-    return load_hosts(hosts) if hosts is not None else local_hosts(nodes or 1)
+    cluster = load_hosts(hosts) if hosts is not None else local_hosts(nodes or 1)
+    return replace(cluster, coordinator=replace(cluster.coordinator, mixed=mixed or cluster.coordinator.mixed))
 
 
 def _this_mac() -> str:
