@@ -2,7 +2,8 @@
 
 A leaf that gave NaN or Inf is computed alone on another node. Where two nodes find it, it is a failure that names the
 rows; where the other one does not, the first one was wrong, and its worker is restarted. The only node that there is
-computes the leaf again after its worker was restarted.
+computes the leaf again after its worker was restarted. A partial with numbers so large that a sum could leave the range
+of float32 is taken for one with Inf: a single node could end the run with it.
 """
 
 from collections.abc import Mapping

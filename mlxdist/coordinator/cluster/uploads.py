@@ -62,7 +62,7 @@ class Uploads:
         return vector.upto
 
     def end(self, name: str, stream: int, digest: str) -> tuple[VectorOffer, Vector, bool]:
-        """Takes the end of a vector: returns its offer, its buffer, and true if all of it is finite.
+        """Takes the end of a vector: returns its offer, its buffer, and true if all of it can be summed.
 
         Raises DamagedError, its buffer free again, when the hash differs; WireError when blocks are missing, and
         StaleError for what was thrown away meanwhile.

@@ -23,7 +23,7 @@ from tests.coordinator.cluster.scripted_node import (
     working,
 )
 
-BAD_VALUES = [np.nan, np.inf, -np.inf]
+BAD_VALUES = [np.nan, np.inf, -np.inf, 1e32, -3e38]
 
 
 def with_value(value: float) -> Vector:
