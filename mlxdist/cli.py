@@ -111,6 +111,13 @@ def launch(
             "--resume previous: from the save before the last, where a damaged file makes that necessary.",
         ),
     ] = None,
+    mixed: Annotated[
+        Literal["spare", "allow"] | None,
+        typer.Option(
+            help="A node that joins with other last bits than the run's nodes: spare, used when no other is left, or "
+            "allow, used like any. Default: as hosts.toml says, else spare."
+        ),
+    ] = None,
     set_: Changes = None,
     insecure_lan: InsecureLan = False,
 ) -> None:
@@ -125,7 +132,7 @@ def launch(
         from mlxdist.coordinator.config.load import load_config
 
         more_open_files()
-        cluster = cluster_of(hosts, nodes)
+        cluster = cluster_of(hosts, nodes, mixed)
         local_only(cluster)
         config = load_config(run or cluster.run, set_ or ())
 
