@@ -94,7 +94,9 @@ def test_a_key_file_that_others_may_open_is_refused_with_the_command_to_type(bit
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"[]", b"{}", b'{"public": 1}', b'{"secret": "' + A.secret.encode(), b"\xff" * 9000]
+    "content",
+    [b"", b"[]", b"{}", b'{"public": 1}', b'{"secret": "' + A.secret.encode(), b"\xff" * 9000],
+    ids=["empty", "a list", "no key", "a number", "cut", "no text"],  # a random key is no name for a test
 )
 def test_a_damaged_key_file_is_a_sentence_that_shows_none_of_it(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "key"
