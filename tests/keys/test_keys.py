@@ -48,14 +48,22 @@ def test_keys_pass_through_the_line_of_a_launched_node() -> None:
     assert keys_of_line(keys_line(None)) is None
 
 
-@pytest.mark.parametrize("line", [b"", b"\n", b"{}", b'{"secret": "%s"}' % A.secret.encode(), A.secret.encode()])
+@pytest.mark.parametrize(
+    "line",
+    [b"", b"\n", b"{}", b'{"secret": "%s"}' % A.secret.encode(), A.secret.encode()],
+    ids=["empty", "a line", "no key", "a secret alone", "a bare secret"],
+)
 def test_another_line_is_refused_without_being_shown(line: bytes) -> None:
     with pytest.raises(UserError, match="--launched reads its keys") as caught:
         keys_of_line(line)
     assert A.secret not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", "0" * 63, "g" * 64, A.public + "0", "-" + A.public])
+@pytest.mark.parametrize(
+    "text",
+    ["", "0" * 63, "g" * 64, A.public + "0", "-" + A.public],
+    ids=["empty", "short", "no digits", "long", "with a sign"],
+)
 def test_a_mistyped_public_key_is_a_sentence(text: str) -> None:
     with pytest.raises(UserError, match="is no public key"):
         public_key(text)
