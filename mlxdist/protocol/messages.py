@@ -93,10 +93,14 @@ class Register(Message, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """The supervisor is there, and so is the worker with this pid; 0: it has none."""
+    """The supervisor is there, and so is the worker with this pid; 0: it has none.
+
+    `serving`: the worker has taken up this session, so what it does not say is lost on the way.
+    """
 
     session: SessionId
     worker_pid: Pid
+    serving: bool = False
 
 
 class WorkerExit(Message, frozen=True):
@@ -157,6 +161,12 @@ class Hello(Message, frozen=True):
     versions: Facts
 
 
+class Pong(Message, frozen=True):
+    """The answer to a Ping: the data connection carries messages in both directions."""
+
+    session: SessionId
+
+
 class Progress(Message, frozen=True):
     """A sentence for a person about what the worker is doing."""
 
@@ -211,6 +221,12 @@ class Welcome(Message, frozen=True):
 
     session: SessionId
     spec: RunSpec
+
+
+class Ping(Message, frozen=True):
+    """A question on a data connection that has been silent for a heartbeat's time: is it still there?"""
+
+    session: SessionId
 
 
 class Canary(Message, frozen=True):
@@ -360,12 +376,14 @@ AnyMessage = Union[  # noqa: UP007 - msgspec reads the union at run time
     Restart,
     HeartbeatAck,
     Hello,
+    Pong,
     Progress,
     Loaded,
     CanaryAnswer,
     LeafAnswer,
     Fault,
     Welcome,
+    Ping,
     Canary,
     Assignment,
     Cancel,

@@ -29,6 +29,7 @@ SHORT = TimingConfig(  # all times 20 times shorter
     suspect_seconds=0.3,
     return_seconds=0.25,
     dead_seconds=0.75,
+    data_seconds=1.5,  # more than a twentieth: a worker on a loaded machine may take a second for an answer
     progress_seconds=1.5,
     restart_seconds=0.05,
     start_timeout=120.0,

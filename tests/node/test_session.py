@@ -365,6 +365,7 @@ def test_messages_of_another_session_change_nothing(message: Message) -> None:
 
 
 FOR_A_WORKER = (
+    m.Ping,
     m.Welcome,
     m.Canary,
     m.Assignment,

@@ -88,6 +88,9 @@ class Dispatch:
         """Takes a message of a worker. Raises StaleError for one of another worker, WireError for nonsense."""
         if node.worker.ended or (peer != node.worker.data and not isinstance(message, m.Hello)):
             raise StaleError(f"{type(message).__name__} from another worker than {node.name}'s")
+        node.heard_data(now, carrying=self.transfers.times.under_way(node.name))
+        if isinstance(message, m.Pong):  # the connection is there; whether the worker works is another matter
+            return []
         node.worker.progressed = now
         downloads = self.transfers.downloads
         match message:

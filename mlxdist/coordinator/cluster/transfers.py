@@ -77,6 +77,7 @@ class Transfers:
         except StaleError:
             self.pool.give_back(vector)
             raise
+        node.silences = 0
         received = to_worker(node, m.Received(node.session, message.stream, whole=True))
         return [received, *map(NotNeeded, done)]
 
@@ -110,6 +111,7 @@ class Transfers:
         seconds, version = self.times.end("down", node.name, message.stream, now)
         worker = node.worker
         if message.whole:
+            node.silences = 0
             node.speed.sent_down(seconds)
             worker.adapter_here = max(worker.adapter_here, version)
             return []

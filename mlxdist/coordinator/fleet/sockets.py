@@ -27,7 +27,7 @@ class RouterHub:
     def __init__(self, bind: str, port: int) -> None:
         """Binds control to `port` and data to `port + 1`; 0 picks both. Raises ConfigError for a port in use."""
         self._context = zmq.Context()
-        self._sockets = {CONTROL: self._router(), DATA: self._router()}
+        self._sockets = {CONTROL: self._router(handover=True), DATA: self._router(handover=False)}
         self.ports: dict[str, int] = {}
         for offset, (channel, router) in enumerate(self._sockets.items()):
             try:
@@ -50,12 +50,13 @@ class RouterHub:
             self._poller.register(router, zmq.POLLIN)
         self._poller.register(self._woken, zmq.POLLIN)
 
-    def _router(self) -> "zmq.Socket[bytes]":
+    def _router(self, *, handover: bool) -> "zmq.Socket[bytes]":
         router = self._context.socket(zmq.ROUTER)
         router.setsockopt(zmq.LINGER, 0)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        # A node that comes back after a half-open connection must not be refused for its own name.
-        router.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        # A supervisor that comes back after a half-open connection must not be refused for its own name. On the data
+        # port no connection takes the name of another: a worker that comes back gets a new session and name.
+        router.setsockopt(zmq.ROUTER_HANDOVER, int(handover))
         router.setsockopt(zmq.MAXMSGSIZE, MOST_FRAME)
         router.setsockopt(zmq.RCVHWM, MOST_QUEUED)
         router.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_SECONDS * 1000)

@@ -1,6 +1,6 @@
 """The worker's half of the data connection: messages in, jobs and messages out. No socket, no thread, no mlx.
 
-Welcome -> LoadModel          Canary -> ComputeCanary
+Welcome -> LoadModel          Canary -> ComputeCanary          Ping -> Pong
 VectorOffer, VectorBlock, VectorEnd -> a new adapter version, or the reference's adapter
 Assignment, LeafRows -> ComputeAssignment, as soon as all rows and the adapter version are here
 Credit -> blocks of a partial; Received -> the partial is forgotten, or offered again
@@ -157,6 +157,8 @@ class Session:
             case m.Welcome(spec=spec):
                 self.spec = spec
                 self.jobs.append(LoadModel(spec))
+            case m.Ping():
+                self.say(m.Pong(self.id))
             case m.Canary():
                 self.jobs.append(ComputeCanary())
             case m.VectorOffer():

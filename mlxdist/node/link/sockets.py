@@ -16,12 +16,14 @@ class DealerLink:
     """A Link over a DEALER socket. One thread receives and sends; `wake` may be called from any.
 
     ZeroMQ connects again by itself when a connection breaks; messages under way are lost without notice. With `probe`
-    every new connection begins with an empty message, so that the other side knows.
+    every new connection begins with an empty message, so that the other side knows, and `renew` takes a name of its
+    own, because the other side gives no name of a probed connection to another one.
     """
 
     def __init__(self, endpoint: str, identity: bytes, *, probe: bool = False) -> None:
         self._context = zmq.Context()
         self._endpoint, self._identity, self._probe = endpoint, identity, probe
+        self._renewals = 0
         self._socket = self._dealer()
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.setblocking(False)
@@ -32,7 +34,8 @@ class DealerLink:
 
     def _dealer(self) -> "zmq.Socket[bytes]":
         dealer = self._context.socket(zmq.DEALER)
-        dealer.setsockopt(zmq.IDENTITY, self._identity)
+        ending = f".{self._renewals}".encode() if self._probe else b""
+        dealer.setsockopt(zmq.IDENTITY, self._identity + ending)
         dealer.setsockopt(zmq.LINGER, 0)
         # Otherwise a message for a coordinator that has ended waits, and reaches the next one.
         dealer.setsockopt(zmq.IMMEDIATE, 1)
@@ -71,7 +74,8 @@ class DealerLink:
         return True
 
     def renew(self) -> None:
-        """Replaces the connection by a new one, to which the coordinator moves the name."""
+        """Replaces the connection by a new one: under the same name, or with `probe` under another."""
+        self._renewals += 1
         self._poller.unregister(self._socket)
         self._socket.close(0)
         self._socket = self._dealer()
