@@ -47,6 +47,9 @@ class Joining:
         known = members.nodes.get(message.name)
         rival = known is not None and not known.gone and known.control.peer != peer
         reason = refusal(message) or members.quarantined.get(message.name, "")
+        owner = members.by_peer(CONTROL, peer)
+        if owner is not None and owner.name != message.name:
+            reason = reason or f"this connection is {owner.name}'s, and a node has one name"
         if known is not None and rival and not reason:
             reason, events = self._taken(known, message, now)
         if reason:
