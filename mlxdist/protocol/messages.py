@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from mlxdist.protocol.limits import (
     Amount,
+    Beat,
     Digests,
     Facts,
     Fixed,
@@ -132,7 +133,7 @@ class Accept(Message, frozen=True):
 
     session: SessionId
     data_port: Port
-    beat_seconds: Seconds
+    beat_seconds: Beat
     environment: Facts
     restart_seconds: Seconds  # before a worker that ended is started again; doubled each time
     memory_limit_bytes: Amount = 0  # for mlx; 0: what the machine allows

@@ -13,7 +13,7 @@ from mlxdist.coordinator.cluster.settings import ClusterSettings
 from mlxdist.coordinator.config.hosts import NAME
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import messages as m
-from mlxdist.protocol.errors import StaleError, WireError
+from mlxdist.protocol.errors import WireError
 from mlxdist.protocol.numerics import CANARY_TIMES, WORKER_ENVIRONMENT
 from mlxdist.protocol.states import NodeEvent, NodeState
 from mlxdist.protocol.transport import CONTROL
@@ -107,11 +107,12 @@ class Joining:
     # ---- the worker
 
     def hello(self, node: Node, message: m.Hello, peer: bytes, now: float) -> list[Event]:
-        """Takes a worker's first message on its data connection. Raises MismatchError for other package versions."""
+        """Takes a worker's first message on its data connection. Raises MismatchError for other package versions.
+
+        One from another connection than the worker's does not come here.
+        """
         if node.worker.data == peer and node.state is NodeState.LOADING:
             return []  # said again while the welcome was on its way
-        if node.worker.data is not None and node.worker.data != peer:
-            raise StaleError("Hello from another connection than the worker's")
         if node.worker.data is not None:
             return self.members.start_again(node, "its worker said hello again", now)
         node.move(NodeEvent.WORKER_HELLO)
