@@ -36,7 +36,9 @@ SHORT = TimingConfig(  # all times 20 times shorter
     stop_seconds=0.5,
 )
 # For tests in which only a killed node may be lost, however loaded the machine is.
-CALM = replace(SHORT, suspect_seconds=20.0, dead_seconds=30.0, progress_seconds=60.0, copy_factor=1e9)
+CALM = replace(
+    SHORT, suspect_seconds=20.0, dead_seconds=30.0, data_seconds=60.0, progress_seconds=60.0, copy_factor=1e9
+)
 
 
 def words(random: np.random.Generator, most: int) -> str:

@@ -54,12 +54,13 @@ def _without_hello(members: Membership, node: Node, now: float) -> list[Event]:
     """Looks at a worker that has said nothing yet: it starts, it does nothing, or its words are lost on the way."""
     timing, worker = members.settings.timing, node.worker
     waited = now - worker.progressed
-    limit = timing.start_timeout if worker.serving or worker.patience is None else worker.patience
+    serving = worker.serving
+    limit = timing.start_timeout if serving is not None or worker.patience is None else worker.patience
     if node.state is not NodeState.CONNECTING or not worker.pid:
         return []
     if waited > limit:
         return members.restart_worker(node, f"its worker did not say hello for {limit:.3g} s")
-    if worker.serving and not worker.told and waited > timing.data_seconds:
+    if serving is not None and not worker.told and now - serving > timing.data_seconds:
         worker.told = True
         port = members.settings.data_port
         return [news_of(node, f"its worker is there, and cannot reach the data port {port}: is a firewall between?")]

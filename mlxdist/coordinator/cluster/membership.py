@@ -94,7 +94,8 @@ class Membership:
         """
         match message:
             case m.Heartbeat(worker_pid=pid, serving=serving):
-                node.worker.serving = serving
+                if not serving or node.worker.serving is None:
+                    node.worker.serving = node.control.heard if serving else None
                 return [to_supervisor(node, m.HeartbeatAck(node.session)), *self._look_at_worker(node, pid, leaf)]
             case m.Log(lines=lines):
                 return [NodeNews(node.name, node.state.value, quoted(line, LINE_CHARS), log=True) for line in lines]

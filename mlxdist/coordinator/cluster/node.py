@@ -32,7 +32,7 @@ class Worker:
     asked: float | None = None  # when it was asked for a sign there, and nothing has come since
     ended: bool = False  # or is to end: the next worker gets a new session
     pid: int = 0  # 0: the supervisor has reported none
-    serving: bool = False  # the supervisor has reported that it took up its session
+    serving: float | None = None  # since when the supervisor reports that it took up its session
     told: bool = False  # a person knows that it cannot connect
     patience: float | None = None  # seconds for its hello, where it was at work before; None: as for a first one
     data: bytes | None = None  # the transport's name of its connection; None: it has not said hello
