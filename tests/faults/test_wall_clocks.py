@@ -9,11 +9,12 @@ import sys
 import threading
 from collections.abc import Iterator
 from datetime import datetime
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from mlxdist.coordinator.config.schema import TrainConfig
+from mlxdist.coordinator.training.schedule import step_learning_rate
 from scripts.local_cluster import free_ports
 from tests.faults.fault_runs import data_folder, events, sha, told
 from tests.faults.wall_clock import WallClock, library
@@ -21,7 +22,7 @@ from tests.processes.node_pools import start_node
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
-HOURS, STEPS = 8.0, 16
+HOURS, STEPS = 8.0, 15
 RUN = """
 model = "{model}"
 data = "{data}"
@@ -42,25 +43,34 @@ copy_factor = 1e9
 """
 
 
-@pytest.fixture
-def clocks(tmp_path: Path) -> dict[str, WallClock]:
-    """A clock for each process."""
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str, WallClock], int]]:
+    """A clock for each process, and the port that two nodes call, which serve all tests."""
     if not library():
         pytest.skip("a wall clock for one process needs libfaketime (Debian's package, installed as root)")
-    return {name: WallClock.new(tmp_path / f"clock-{name}") for name in ("coordinator", "a", "b")}
+    folder, port = tmp_path_factory.mktemp("clocks"), free_ports()
+    clocks = {name: WallClock.new(folder / f"clock-{name}") for name in ("coordinator", "a", "b")}
+    nodes = [start_node(port, name, folder, environment=clocks[name].environment) for name in ("a", "b")]
+    try:
+        yield clocks, port
+    finally:
+        for node in nodes:
+            node.kill()
+            node.wait()
 
 
 @pytest.fixture
-def nodes(clocks: dict[str, WallClock], tmp_path: Path) -> Iterator[int]:
-    """Two nodes with clocks of their own, and the port that they call."""
-    port = free_ports()
-    started = [start_node(port, name, tmp_path, environment=clocks[name].environment) for name in ("a", "b")]
-    try:
-        yield port
-    finally:
-        for node in started:
-            node.kill()
-            node.wait()
+def clocks(started: tuple[dict[str, WallClock], int]) -> dict[str, WallClock]:
+    """The clocks, which are right."""
+    for clock in started[0].values():
+        clock.set(0.0)
+    return started[0]
+
+
+@pytest.fixture
+def port(started: tuple[dict[str, WallClock], int]) -> int:
+    """The port that the nodes call."""
+    return started[1]
 
 
 class Launched:
@@ -103,9 +113,9 @@ class Launched:
 
 
 def set_all(clocks: dict[str, WallClock], run: Launched, first: int, every: int) -> None:
-    """Sets the clocks of the coordinator and of a node, each forward and back beyond the right time."""
+    """Sets these of the clocks of the coordinator and of a node, each forward, then back beyond the right time."""
     step = first
-    for name in ("coordinator", "b"):
+    for name in [name for name in ("coordinator", "b") if name in clocks]:
         for hours in (HOURS, -HOURS):
             run.until(step)
             clocks[name].set(hours)
@@ -114,11 +124,11 @@ def set_all(clocks: dict[str, WallClock], run: Launched, first: int, every: int)
 
 
 def test_wall_clocks_that_are_set_lose_no_node_and_change_no_bit(
-    clocks: dict[str, WallClock], nodes: int, model: Path, tmp_path: Path
+    clocks: dict[str, WallClock], port: int, model: Path, tmp_path: Path
 ) -> None:
-    whole = Launched(tmp_path / "whole", nodes, model, f"steps = {STEPS}", clocks["coordinator"])
+    whole = Launched(tmp_path / "whole", port, model, f"steps = {STEPS}", clocks["coordinator"])
     whole.end()
-    run = Launched(tmp_path / "set", nodes, model, f"steps = {STEPS}", clocks["coordinator"])
+    run = Launched(tmp_path / "set", port, model, f"steps = {STEPS}", clocks["coordinator"])
     set_all(clocks, run, 2, 3)
     run.end()
     assert sha(run.output) == sha(whole.output)
@@ -134,16 +144,17 @@ def test_wall_clocks_that_are_set_lose_no_node_and_change_no_bit(
 
 
 def test_a_schedule_over_hours_does_not_follow_a_wall_clock_that_is_set(
-    clocks: dict[str, WallClock], nodes: int, model: Path, tmp_path: Path
+    clocks: dict[str, WallClock], port: int, model: Path, tmp_path: Path
 ) -> None:
-    seconds = 12.0
-    run = Launched(tmp_path / "hours", nodes, model, f"max_hours = {seconds / 3600}", clocks["coordinator"])
-    set_all(clocks, run, 3, 5)
+    hours = 8 / 3600
+    run = Launched(tmp_path / "hours", port, model, f"max_hours = {hours}", clocks["coordinator"])
+    set_all({"coordinator": clocks["coordinator"]}, run, 2, 1)
     run.end()
     steps = events(run.output, "train")
-    assert float(str(steps[-1]["wall_seconds"])) > seconds, "it ended before its time"
-    rates = [float(str(step["learning_rate"])) for step in steps]
-    fall = rates[rates.index(max(rates)) :]
-    assert fall == sorted(fall, reverse=True)
-    assert fall[-1] < 0.5 * fall[0]
-    assert all(later > 0.5 * earlier for earlier, later in pairwise(fall)), "it fell at once"
+    elapsed = [float(str(step["elapsed_seconds"])) for step in steps]
+    assert elapsed == sorted(elapsed)
+    assert elapsed[-2] < 3600 * hours <= elapsed[-1] < 3600, "it ended at another time than its own"
+    train = TrainConfig(max_hours=hours, learning_rate=1.0, schedule="cosine")
+    wanted = [step_learning_rate(train, index + 1, None, before) for index, before in enumerate([0.0, *elapsed[:-1]])]
+    found = [float(str(step["learning_rate"])) for step in steps]
+    assert [rate / max(found) for rate in found] == pytest.approx([rate / max(wanted) for rate in wanted])

@@ -90,6 +90,7 @@ def test_who_repeats_or_forges_the_words_of_a_node_changes_nothing(victim: Victi
     assert not victim.coordinator.cluster.offenders.errors
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_node_whose_control_connection_was_taken_gets_it_back_and_keeps_its_model(victim: Victim) -> None:
     """The name of that connection is random and known to no stranger; one that knows it costs the node a session."""

@@ -97,17 +97,8 @@ def old_session(port: int) -> None:
     dealer(port, *([bytes(frame) for frame in encode(one)] for one in (m.Leave(session), m.Pong(session))))
 
 
-ATTACKS: tuple[Callable[[int], None], ...] = (
-    http,
-    tls,
-    port_scan,
-    resets,
-    slow_handshakes,
-    oversized_frames,
-    garbage,
-    another_version,
-    old_session,
-)
+ATTACKS: tuple[Callable[[int], None], ...] = (http, tls, garbage, another_version, old_session)
+LONGER: tuple[Callable[[int], None], ...] = (port_scan, resets, slow_handshakes, oversized_frames)
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +132,11 @@ def works_while(at_work: tuple[Coordinator, bytes], attack: Repeated, times: int
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__.replace("_", " "))
+@pytest.mark.parametrize(
+    "attack",
+    [*ATTACKS, *(pytest.param(attack, marks=pytest.mark.slow) for attack in LONGER)],
+    ids=lambda attack: attack.__name__.replace("_", " "),
+)
 @pytest.mark.parametrize("channel", [CONTROL, pytest.param(DATA, marks=pytest.mark.slow)])
 def test_a_stranger_changes_nothing(
     at_work: tuple[Coordinator, bytes], channel: str, attack: Callable[[int], None]

@@ -11,7 +11,7 @@ from mlxdist.coordinator.cluster.downloads import Downloads
 from mlxdist.node.link.outgoing import Outgoing
 from tests.simulation.fuzzing import SIDES, fuzz_decoder
 
-SECONDS = 1.5
+SECONDS = 1.0
 
 
 def test_whatever_arrives_is_a_message_or_refused() -> None:
