@@ -37,7 +37,7 @@ SHORT = TimingConfig(  # all times 20 times shorter
 )
 # For tests in which only a killed node may be lost, however loaded the machine is.
 CALM = replace(
-    SHORT, suspect_seconds=20.0, dead_seconds=30.0, data_seconds=60.0, progress_seconds=60.0, copy_factor=1e9
+    SHORT, suspect_seconds=20.0, dead_seconds=30.0, data_seconds=20.0, progress_seconds=60.0, copy_factor=1e9
 )
 
 
