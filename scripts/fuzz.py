@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def fuzz(minutes: float, frames: int, seed: int) -> dict[str, Any]:
     """Returns the figures of a run. Raises what was found."""
-    from tests.simulation.fuzzing import SIDES, fuzz_decoder
+    from tests.simulation.fuzzing import SIDES, for_seconds, fuzz_decoder
 
     process, began = psutil.Process(), time.monotonic()
     before = process.memory_info().rss
@@ -32,7 +32,7 @@ def fuzz(minutes: float, frames: int, seed: int) -> dict[str, Any]:
         found["decoder"] = fuzz_decoder(frames, seed)
     if minutes:
         for side, of in SIDES.items():
-            found[side] = of(60 * minutes / len(SIDES), seed)
+            found[side] = of(for_seconds(60 * minutes / len(SIDES), seed))
     found["seconds"] = round(time.monotonic() - began, 1)
     found["rss_before_mb"], found["rss_after_mb"] = (
         round(size / 1e6, 1) for size in (before, process.memory_info().rss)

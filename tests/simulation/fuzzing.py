@@ -1,10 +1,11 @@
-"""Fuzzing for some seconds: the decoder, a coordinator under attack, and a node whose coordinator is hostile."""
+"""Fuzzing: the decoder, a coordinator under attack, and a node whose coordinator is hostile."""
 
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 from mlxdist.protocol.errors import WireError
@@ -14,7 +15,7 @@ from tests.simulation.besieged_world import Besieged
 from tests.simulation.hostile_coordinator import KNOWN, BesiegedWorker, besiege_supervisor
 from tests.simulation.hostile_words import Words
 
-PER_WORLD = 500  # hostile messages, then another world with another seed
+PER_WORLD = 500  # hostile messages, then another seed
 
 
 def fuzz_decoder(frames: int, seed: int) -> dict[str, Any]:
@@ -32,29 +33,36 @@ def fuzz_decoder(frames: int, seed: int) -> dict[str, Any]:
     return {"messages": frames, "decoded": taken, "refused": frames - taken}
 
 
-def fuzz_coordinator(seconds: float, seed: int) -> dict[str, Any]:
-    """Attacks coordinators, one after the other, until so many seconds have passed. Raises what breaks a law."""
+def for_seconds(seconds: float, seed: int) -> Iterator[int]:
+    """Yields seeds until so many seconds have passed, one at least."""
+    until = time.monotonic() + seconds
+    for each in count(seed):
+        yield each
+        if time.monotonic() > until:
+            return
+
+
+def fuzz_coordinator(seeds: Iterable[int]) -> dict[str, Any]:
+    """Attacks a coordinator for each seed. Raises what breaks a law."""
     sent: Counter[str] = Counter()
     worlds = steps = 0
-    until = time.monotonic() + seconds
-    while worlds == 0 or time.monotonic() < until:
-        with _named(f"coordinator, seed {seed + worlds}"):
-            world = Besieged(seed + worlds, scored=bool(worlds % 2))
+    for seed in seeds:
+        with _named(f"coordinator, seed {seed}"):
+            world = Besieged(seed, scored=bool(seed % 2))
             world.siege(PER_WORLD)
         sent += world.sent
         worlds, steps = worlds + 1, steps + world.steps
     return {"worlds": worlds, "steps": steps, "messages": sent.total(), "by_type": dict(sent.most_common())}
 
 
-def fuzz_node(seconds: float, seed: int) -> dict[str, Any]:
-    """Attacks sessions of workers and supervisors in turn. Raises what breaks a law."""
+def fuzz_node(seeds: Iterable[int]) -> dict[str, Any]:
+    """Attacks sessions of a worker and a supervisor for each seed. Raises what breaks a law."""
     to_workers: Counter[str] = Counter()
     to_supervisors: Counter[str] = Counter()
     rounds = sessions = 0
-    until = time.monotonic() + seconds
-    while rounds == 0 or time.monotonic() < until:
-        with _named(f"node, seed {seed + rounds}"):
-            words = Words(random.Random(seed + rounds), KNOWN)
+    for seed in seeds:
+        with _named(f"node, seed {seed}"):
+            words = Words(random.Random(seed), KNOWN)
             worker = BesiegedWorker(words)
             for _ in range(PER_WORLD):
                 worker.attack()
@@ -80,4 +88,4 @@ def _named(where: str) -> Iterator[None]:
         raise
 
 
-SIDES: dict[str, Callable[[float, int], dict[str, Any]]] = {"coordinator": fuzz_coordinator, "node": fuzz_node}
+SIDES: dict[str, Callable[[Iterable[int]], dict[str, Any]]] = {"coordinator": fuzz_coordinator, "node": fuzz_node}

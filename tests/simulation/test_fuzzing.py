@@ -11,7 +11,7 @@ from mlxdist.coordinator.cluster.downloads import Downloads
 from mlxdist.node.link.outgoing import Outgoing
 from tests.simulation.fuzzing import SIDES, fuzz_decoder
 
-SECONDS = 1.0
+SEEDS = {"coordinator": range(1, 4), "node": range(1, 11)}
 
 
 def test_whatever_arrives_is_a_message_or_refused() -> None:
@@ -21,7 +21,7 @@ def test_whatever_arrives_is_a_message_or_refused() -> None:
 
 @pytest.mark.parametrize("side", SIDES)
 def test_whatever_a_peer_says_finds_no_error_of_ours_and_changes_no_number(side: str) -> None:
-    found = SIDES[side](SECONDS, 1)
+    found = SIDES[side](SEEDS[side])
     assert len(found["by_type"]) > 20
 
 
@@ -54,4 +54,4 @@ def test_fuzzing_finds_a_planted_bug(
 ) -> None:
     plant(monkeypatch)
     with pytest.raises((AssertionError, KeyError)):
-        SIDES[side](20.0, 1)
+        SIDES[side](range(1, 30))
