@@ -114,6 +114,14 @@ Changes = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, as train.steps=20. May be given several times."),
 ]
+InsecureLan = Annotated[
+    bool,
+    typer.Option(
+        "--insecure-lan",
+        help="Connect to other Macs without encryption and keys: everyone on the network can then read the training "
+        "data and the adapter, change the gradients, and end the run.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -147,6 +155,7 @@ def launch(
         ),
     ] = None,
     set_: Changes = None,
+    insecure_lan: InsecureLan = False,
 ) -> None:
     """Train, on this machine or on several.
 
@@ -166,7 +175,16 @@ def launch(
         from mlxdist.coordinator.run import run as train
 
         previous = resume == "previous"
-        sys.exit(train(config, cluster, resume=resume is not None, previous=previous, environ=os.environ))
+        sys.exit(
+            train(
+                config,
+                cluster,
+                resume=resume is not None,
+                previous=previous,
+                environ=os.environ,
+                insecure_lan=insecure_lan,
+            )
+        )
 
 
 @app.command()
@@ -178,19 +196,95 @@ def node(
     wait: Annotated[
         str, typer.Option(help="The time to wait for a run to start, or to come back: 30s, 10m, 12h.")
     ] = "12h",
+    coordinator: Annotated[
+        str, typer.Option(metavar="KEY", help="The public key of that Mac, as launch prints it; it is remembered.")
+    ] = "",
+    keys: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A file (mode 0600) with this node's secret key and the coordinator's key."),
+    ] = None,
+    insecure_lan: InsecureLan = False,
     launched: Annotated[bool, typer.Option("--launched", hidden=True)] = False,
 ) -> None:
     """Let this Mac work for a run that another Mac launches: wait for it, work, wait for the next one."""
-    import socket
-
+    from mlxdist.keys.choose import INSECURE, chosen_keys
+    from mlxdist.keys.pair import keys_of_line
+    from mlxdist.keys.store import KeyStore
+    from mlxdist.node.supervisor import first_line
     from mlxdist.node.supervisor import main as supervise
 
     more_open_files()
-    endpoint = _endpoint(connect)
-    code, reason = supervise(name or socket.gethostname().removesuffix(".local"), endpoint, _seconds(wait), launched)
+    endpoint, name, seconds = _endpoint(connect), name or _this_mac(), _seconds(wait)
+    if launched:
+        own = keys_of_line(first_line())
+    else:
+        own = chosen_keys(
+            KeyStore.of_user(), name, endpoint[0], coordinator=coordinator, file=keys, insecure_lan=insecure_lan
+        )
+        if insecure_lan:
+            print(f"mlxdist node: {INSECURE}", file=sys.stderr)
+    code, reason = supervise(name, endpoint, seconds, launched=launched, keys=own)
     if reason:
         print(f"mlxdist node: {reason}", file=sys.stderr)
     sys.exit(code)
+
+
+@app.command()
+def key() -> None:
+    """Print the public key of this Mac, and what to do with it. The key is made when there is none."""
+    from mlxdist.keys.store import KeyStore
+
+    public = KeyStore.of_user().own_pair().public
+    print(f"{public}\n\nOn the Mac that launches, type:\n  mlxdist nodes admit {_this_mac()} {public}")
+
+
+known_nodes = typer.Typer(invoke_without_command=True, help="The Macs that may take part in runs of this one.")
+app.add_typer(known_nodes, name="nodes")
+
+
+@known_nodes.callback()
+def nodes(context: typer.Context) -> None:
+    """List the Macs that may take part in runs that this Mac launches, and the public key of this Mac."""
+    if context.invoked_subcommand is not None:
+        return
+    from mlxdist.keys.store import KeyStore
+
+    store = KeyStore.of_user()
+    found, faults = store.known_nodes()
+    for name, known in found.items():
+        print(f"{name}  {known.public}  since {known.since}")
+    print(f"{len(found)} known; the key of this Mac as a coordinator is {store.coordinator_pair().public}")
+    for fault in faults:
+        print(f"mlxdist: {fault}", file=sys.stderr)
+
+
+@known_nodes.command()
+def admit(
+    name: Annotated[str, typer.Argument(help="The name of that Mac in reports.")],
+    key: Annotated[str, typer.Argument(help="Its public key, as `mlxdist key` prints it there.")],
+) -> None:
+    """Let a Mac take part in the runs that this Mac launches, now and later."""
+    from datetime import UTC, datetime
+
+    from mlxdist.keys.pair import public_key
+    from mlxdist.keys.store import KeyStore
+
+    store = KeyStore.of_user()
+    store.admit(name, public_key(key), now=datetime.now(UTC))
+    print(
+        f"{name} may take part. On {name}, type, with the HOST:PORT that `mlxdist launch` prints:\n"
+        f"  mlxdist node --name {name} --connect HOST:PORT --coordinator {store.coordinator_pair().public}"
+    )
+
+
+@known_nodes.command()
+def forget(name: Annotated[str, typer.Argument(help="The name of that Mac, as `mlxdist nodes` lists it.")]) -> None:
+    """Take a Mac off the list, in a running run as well: nothing that it sends is heard any more."""
+    from mlxdist.keys.store import KeyStore
+
+    if not KeyStore.of_user().forget(name):
+        raise UserError(f"no node named {name} is known: `mlxdist nodes` lists them")
+    print(f"{name} is forgotten")
 
 
 @app.command()
@@ -268,8 +362,18 @@ def _cluster(hosts: Path | None, nodes: int | None) -> "Hosts":
     return load_hosts(hosts) if hosts is not None else local_hosts(nodes or 1)
 
 
+def _this_mac() -> str:
+    import socket
+
+    return socket.gethostname().removesuffix(".local")
+
+
 def _endpoint(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise UserError(f"--connect {text}: an IPv6 address stands in brackets, for instance [fe80::1%en0]:5555")
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise UserError(f"--connect {text}: give HOST:PORT, for instance mini-1.local:5555")
     return host, int(port)

@@ -111,7 +111,7 @@ def settled(process: psutil.Process) -> int:
 
 def measure(peers: int, seconds: float) -> dict[str, Any]:
     """Runs the attack against a coordinator here, beside a supervisor that behaves, and returns what it cost."""
-    hub = RouterHub(HERE, 0)
+    hub = RouterHub([HERE], 0)
     cluster = Cluster(ClusterSettings("run", 1, SPEC, {}, hub.ports[DATA]))
     fleet = Fleet(cluster, hub)
     here, context = psutil.Process(), zmq.Context()

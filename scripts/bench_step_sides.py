@@ -122,7 +122,7 @@ def in_one_process(computer: Computer) -> Gradient:
 @contextmanager
 def one_node(config: RunConfig, logs: Path) -> Iterator[Fleet]:
     """A fleet of one local node in its own processes, as `mlxdist launch` starts it."""
-    hub = RouterHub("127.0.0.1", 0)
+    hub = RouterHub(["127.0.0.1"], 0)
     settings = ClusterSettings(
         run="bench",
         incarnation=time.time_ns(),

@@ -15,7 +15,7 @@ from mlxdist.coordinator.fleet.fleet import Fleet
 from mlxdist.coordinator.schedule.assign import NodeSeconds
 from mlxdist.node.link.jobs import Result
 from mlxdist.protocol import messages as m
-from mlxdist.protocol.transport import Parcel, is_probe
+from mlxdist.protocol.transport import Parcel, Refusal, is_probe
 from mlxdist.protocol.tree import Span, TreeSum
 from mlxdist.protocol.vectors import Vector
 from mlxdist.protocol.wire import Frames, decode
@@ -64,6 +64,13 @@ class MemoryCluster:
         """The parcels that have arrived; never waits."""
         arrived, self.inbox = self.inbox, []
         return arrived
+
+    def admitted(self, waiting: int) -> None:
+        """No connection waits."""
+
+    def take_refusals(self) -> list[Refusal]:
+        """No connection is refused."""
+        return []
 
     def send(self, parcel: Parcel) -> bool:
         """Onto the peer's wire, when it is connected."""

@@ -12,7 +12,7 @@ from mlxdist.node.link.jobs import ComputeAssignment, ComputeCanary, Finish, Job
 from mlxdist.node.link.session import Session
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.manifest import Manifest
-from mlxdist.protocol.transport import CONTROL, DATA
+from mlxdist.protocol.transport import CONTROL, DATA, Trouble
 from mlxdist.protocol.tree import Span, fold_span, subtrees
 from mlxdist.protocol.vectors import Vector
 from mlxdist.protocol.wire import Frames, decode, encode
@@ -34,6 +34,7 @@ class Wire:
     cut_up: bool = False
     cut_down: bool = False
     closed: bool = False
+    trouble: Trouble | None = None  # of making the connection
     ended: bool = False  # the node's end is gone for good; what it had sent may still arrive
 
     @property

@@ -5,8 +5,9 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
-from mlxdist.coordinator.config.hosts import Hosts
+from mlxdist.coordinator.config.hosts import Hosts, is_loopback
 from mlxdist.coordinator.config.schema import RunConfig
+from mlxdist.coordinator.fleet.access import open_access
 from mlxdist.coordinator.fleet.fleet import Fleet
 from mlxdist.coordinator.report.display import open_display
 from mlxdist.coordinator.report.format import count, hours_phrase
@@ -21,6 +22,7 @@ from mlxdist.coordinator.training.saver import Saver
 from mlxdist.coordinator.training.startup import Start, announce, closing_sentences, start
 from mlxdist.coordinator.training.state import State, stops_early, take_previous
 from mlxdist.coordinator.training.validation import Validation
+from mlxdist.keys.store import KeyStore
 from mlxdist.protocol.errors import MlxdistError, SaveError
 
 INTERRUPTED = 130
@@ -34,10 +36,13 @@ def run(
     previous: bool = False,
     environ: Mapping[str, str],
     clock: Callable[[], float] = time.monotonic,
+    keys: KeyStore | None = None,
+    insecure_lan: bool = False,
 ) -> int:
     """Trains, and returns the command's exit code: 0 all steps done, 130 interrupted after a save.
 
-    `previous`: a resumed run goes on from the state before the last one, which is dropped.
+    `previous`: a resumed run goes on from the state before the last one, which is dropped. `keys`: the store of this
+    Mac, default: that of the user; it is used when other Macs may connect. `insecure_lan`: they connect without.
 
     Raises MlxdistError, whose `exit_code` is the command's: 1 the run could not go on, 2 nothing was trained.
     """
@@ -59,7 +64,10 @@ def run(
                 take_previous(folder)  # before the events of its later steps are cut off
             if resume:
                 report.resume_after(prepared.steps_done)
-            with started_nodes(prepared, hosts, folder, report, clock) as fleet:
+            access = None
+            if not insecure_lan and not is_loopback(hosts.coordinator.bind):
+                access = open_access(folder.state, keys or KeyStore.of_user(), resume=resume)
+            with started_nodes(prepared, hosts, folder, report, clock, access) as fleet:
                 begun = start(prepared, hosts, folder, fleet, report)
                 announce(prepared, begun, folder, report)
                 train_to_the_end(loop_of(prepared, begun, folder, fleet, report, clock), begun.state)
@@ -110,7 +118,8 @@ def train_to_the_end(loop: Run, state: State) -> None:
         finish(loop, f"interrupted {done}; add --resume to the same command to go on", "interrupted")
         raise
     except MlxdistError as error:
-        finish(loop, str(error), "failed")
+        kept = f"; its last save is after step {saver.saved_step}, in {folder}" if saver.saved_step >= 0 else ""
+        finish(loop, str(error), "failed", shown=f"the run failed{kept}")  # the command prints the error
         raise
 
 
@@ -126,10 +135,13 @@ def closing(loop: Run, state: State) -> str:
     return "the one step is done" if state.step == 1 else f"all {state.step:,} steps are done"
 
 
-def finish(loop: Run, message: str, ending: Ending) -> None:
-    """Writes the summary and tells the end; a summary that cannot be written hides no other failure."""
+def finish(loop: Run, message: str, ending: Ending, shown: str = "") -> None:
+    """Writes the summary and tells the end; a summary that cannot be written hides no other failure.
+
+    `shown`: the closing sentence on the terminal, where it is not `message`.
+    """
     try:
         loop.report.write_summary(ending, loop.saver.results())
     except SaveError as error:
         loop.report.note(str(error))
-    loop.report.done(message, ending)
+    loop.report.done(message, ending, shown)

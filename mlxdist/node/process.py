@@ -11,6 +11,7 @@ from os import environ
 
 import msgspec
 
+from mlxdist.keys.pair import NodeKeys
 from mlxdist.protocol import messages as m
 
 TAIL_LINES = 20
@@ -85,10 +86,23 @@ class Worker:
         with self.lock:
             self.unseen.extendleft(reversed(lines))
 
-    def order(self, endpoint: str, name: str, session: m.SessionId, memory_limit_bytes: int) -> None:
-        """Sends the worker to a coordinator."""
+    def order(
+        self,
+        endpoint: str,
+        name: str,
+        session: m.SessionId,
+        memory_limit_bytes: int,
+        keys: NodeKeys | None = None,
+    ) -> None:
+        """Sends the worker to a coordinator, with the keys of the node."""
         assert self.process.stdin is not None
-        order = {"endpoint": endpoint, "name": name, "session": session, "memory_limit_bytes": memory_limit_bytes}
+        order = {
+            "endpoint": endpoint,
+            "name": name,
+            "session": session,
+            "memory_limit_bytes": memory_limit_bytes,
+            "keys": keys,
+        }
         line = msgspec.json.encode(order).decode()
         self.given += 1
         with suppress(BrokenPipeError):  # it has just ended; `cause_of_exit` says why

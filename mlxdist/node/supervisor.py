@@ -6,6 +6,7 @@ ends the node.
 
 import os
 import platform
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -14,11 +15,14 @@ from secrets import token_hex
 
 import psutil
 
+from mlxdist.keys.pair import MOST_LINE, NodeKeys
+from mlxdist.node.link.addresses import join_endpoint
+from mlxdist.node.link.troubles import sentence_on
 from mlxdist.node.process import Worker
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.backoff import Backoff
 from mlxdist.protocol.errors import MismatchError, WireError
-from mlxdist.protocol.transport import Link
+from mlxdist.protocol.transport import Link, Trouble
 from mlxdist.protocol.untrusted import sentence, worker_environment
 from mlxdist.protocol.wire import decode, encode, fitted
 
@@ -51,10 +55,18 @@ class Supervisor:
         *,
         launched: bool,
         wait_seconds: float,
+        port: int = 0,
+        keys: NodeKeys | None = None,
         clock: Callable[[], float] = time.monotonic,
         start_worker: Callable[[Mapping[str, str]], Worker] = Worker.start,
+        say: Callable[[str], None] = lambda text: print(f"mlxdist node: {text}", file=sys.stderr, flush=True),
     ) -> None:
-        """`launched`: leave at a Shutdown, instead of waiting for the next coordinator at the same endpoint."""
+        """`launched`: leave at a Shutdown, instead of waiting for the next coordinator at the same endpoint.
+
+        `port` is that of `link`, for messages; `keys` are given to the worker for its own connection.
+        """
+        self.keys, self.say, self.port = keys, say, port
+        self.trouble: Trouble | None = None  # that a person was told of
         self.name, self.host, self.link, self.launched = name, host, link, launched
         self.wait_seconds, self.clock, self.start_worker = wait_seconds, clock, start_worker
         self.worker: Worker | None = None
@@ -133,7 +145,7 @@ class Supervisor:
         except MismatchError as error:
             self._leave(1, f"nothing was started: {error}")
             return
-        self.session, self.heartbeat_seconds = accept.session, accept.beat_seconds
+        self.session, self.heartbeat_seconds = accept.session, accept.heartbeat_seconds
         self.backoff.first_seconds = accept.restart_seconds
         if self.worker is not None and (self.worker.process.poll() is not None or environment != self.environment):
             self.worker.stop()
@@ -141,11 +153,25 @@ class Supervisor:
         if self.worker is None:
             self.environment = environment
             self.worker = self.start_worker(environment)
-        endpoint = f"tcp://{self.host}:{accept.data_port}"
-        self.worker.order(endpoint, self.name, accept.session, accept.memory_limit_bytes)
+        endpoint = join_endpoint(self.host, accept.data_port)
+        self.worker.order(endpoint, self.name, accept.session, accept.memory_limit_bytes, self.keys)
+
+    def _look_at_connection(self) -> None:
+        """Says once why the connection cannot be made. A node that was launched can change nothing, and leaves."""
+        if self.link.trouble is self.trouble:
+            return
+        self.trouble = self.link.trouble
+        if self.trouble is not None:
+            place = join_endpoint(self.host, self.port).removeprefix("tcp://")
+            sentence = sentence_on(self.trouble, place, self.name, self.keys)
+            if self.launched:
+                self._leave(1, sentence)
+            else:
+                self.say(f"{sentence}. It goes on trying.")
 
     def _tick(self) -> None:
         now = self.clock()
+        self._look_at_connection()
         if now - self.ticked > ASLEEP_SECONDS:
             self.heard += now - self.ticked  # this Mac slept and could not hear a coordinator
         self.ticked = now
@@ -204,7 +230,17 @@ def watch_launcher(orphaned: threading.Event) -> threading.Thread:
     return thread
 
 
-def main(name: str, endpoint: tuple[str, int], wait_seconds: float, launched: bool) -> tuple[int, str]:
+def first_line() -> bytes:
+    """Returns the first line of standard input and leaves the rest, with a limit on its length."""
+    line = b""
+    while not line.endswith(b"\n") and len(line) < MOST_LINE and (one := os.read(0, 1)):
+        line += one
+    return line
+
+
+def main(
+    name: str, endpoint: tuple[str, int], wait_seconds: float, *, launched: bool, keys: NodeKeys | None = None
+) -> tuple[int, str]:
     """Runs a node until it has to leave. Returns the exit code and the reason as a sentence."""
     from mlxdist.node.link.sockets import DealerLink
 
@@ -213,7 +249,7 @@ def main(name: str, endpoint: tuple[str, int], wait_seconds: float, launched: bo
     if launched:
         watch_launcher(orphaned)
     # Random, because a connection that takes an existing name takes over what is sent to it (ROUTER_HANDOVER).
-    link = DealerLink(f"tcp://{host}:{port}", f"{name}/{token_hex(16)}".encode())
-    supervisor = Supervisor(name, host, link, launched=launched, wait_seconds=wait_seconds)
+    link = DealerLink(join_endpoint(host, port), f"{name}/{token_hex(16)}".encode(), keys=keys)
+    supervisor = Supervisor(name, host, link, launched=launched, wait_seconds=wait_seconds, port=port, keys=keys)
     code = supervisor.run(orphaned)
     return code, supervisor.reason

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from mlxdist.keys.pair import NodeKeys
 from mlxdist.node.link.jobs import Finish, Result
 from mlxdist.node.link.session import Session
 from mlxdist.node.link.sockets import DealerLink
@@ -45,6 +46,7 @@ class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     session: m.SessionId
     memory_limit_bytes: int = 0
+    keys: NodeKeys | None = None
 
 
 class Carrier:
@@ -141,7 +143,7 @@ class Carrier:
 def connected(order: Order) -> Link:
     """Opens a data connection for this session alone."""
     identity = f"{order.name}#{order.session.number}"  # which no stranger can take over: the number is random
-    return DealerLink(order.endpoint, identity.encode(), probe=True)
+    return DealerLink(order.endpoint, identity.encode(), probe=True, keys=order.keys)
 
 
 def serve(

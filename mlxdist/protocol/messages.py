@@ -133,7 +133,7 @@ class Accept(Message, frozen=True):
 
     session: SessionId
     data_port: Port
-    beat_seconds: Beat
+    heartbeat_seconds: Beat
     environment: Facts
     restart_seconds: Seconds  # before a worker that ended is started again; doubled each time
     memory_limit_bytes: Amount = 0  # for mlx; 0: what the machine allows
@@ -147,7 +147,7 @@ class Restart(Message, frozen=True):
 
 
 class HeartbeatAck(Message, frozen=True):
-    """The answer to a beat: the coordinator is there."""
+    """The answer to a heartbeat: the coordinator is there."""
 
     session: SessionId
 

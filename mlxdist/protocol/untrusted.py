@@ -16,6 +16,7 @@ SHOWN_CHARS = 200
 ENVIRONMENT: Mapping[str, re.Pattern[str]] = MappingProxyType(
     {"MLX_ENABLE_TF32": re.compile("[01]"), "OPENBLAS_NUM_THREADS": re.compile("[1-9][0-9]{0,2}")}
 )
+NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # it names files too
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9_][\w.-]{0,95})?", re.ASCII)
 CODE_KEYS = ("auto_map", "model_file")  # of config.json and tokenizer_config.json: they name Python files
 CODE_FILES = ("config.json", "tokenizer_config.json")

@@ -16,11 +16,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 from mlxdist.coordinator.config.hosts import CoordinatorHost, Hosts
 from mlxdist.coordinator.config.schema import RunConfig
 from mlxdist.coordinator.run import run
+from mlxdist.keys.store import FOLDER, KeyStore
 
 UP, DOWN = "up", "down"  # node -> coordinator, coordinator -> node
 COORDINATOR = "10.77.0.1"
@@ -105,9 +107,9 @@ class Office:
         for direction in (UP, DOWN):
             _tc(self.cables, self._end(name, direction), *rate)
 
-    def inside(self) -> AbstractContextManager[None]:
-        """Moves this thread, and every thread that it starts, into the coordinator's namespace for a block."""
-        return _inside(self.coordinator)
+    def inside(self, name: str = "") -> AbstractContextManager[None]:
+        """Moves this thread, and every thread that it starts, into a node's namespace, or the coordinator's."""
+        return _inside(self.node(name) if name else self.coordinator)
 
     def _place(self, name: str) -> int:
         return self.names.index(name) + 2
@@ -119,6 +121,7 @@ class Office:
     def _build(self) -> None:
         for namespace in (self.coordinator, self.cables, *map(self.node, self.names)):
             _ip("netns", "add", namespace)
+            _ip("-n", namespace, "link", "set", "lo", "up")  # a Mac reaches its own addresses
             with _inside(namespace):  # fills a queue until it overflows, as a Mac's does, and every Linux has it
                 Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text("reno")
         _ip("-n", self.coordinator, "link", "add", "office", "type", "bridge")
@@ -154,46 +157,83 @@ def office(names: Sequence[str]) -> Iterator[Office]:
 
 @dataclass
 class OfficeNodes:
-    """Nodes started by hand, each in its own namespace."""
+    """Nodes started by hand, each in its own namespace, with a home and a key of its own that was admitted."""
 
     logs: Path
     office: Office
     processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
 
-    def start(self, name: str) -> None:
-        """Starts a node of this name."""
+    @property
+    def store(self) -> KeyStore:
+        """The keys of the coordinator's Mac."""
+        return KeyStore(self.home("coordinator") / FOLDER)
+
+    def home(self, name: str) -> Path:
+        """The home folder on a node's Mac."""
+        return self.logs / "homes" / name
+
+    def log(self, name: str) -> str:
+        """All that a node's supervisor has printed."""
+        return (self.logs / f"{name}.txt").read_text()
+
+    def public(self, name: str) -> str:
+        """The public key of a node's Mac."""
+        return KeyStore(self.home(name) / FOLDER).own_pair().public
+
+    def admit(self, name: str) -> None:
+        """Admits a node by its own key, as a person does with `mlxdist key` and `mlxdist nodes admit`."""
+        self.store.admit(name, self.public(name), now=datetime.now(UTC))
+
+    def environment(self, name: str) -> dict[str, str]:
+        """The environment on a Mac of the office."""
+        return {**os.environ, "MLX_DISABLE_COMPILE": "1", "HOME": str(self.home(name))}
+
+    def start(self, name: str, *options: str, called: str = "", home: str = "") -> None:
+        """Starts a node on the Mac `name`, under another name where it is `called` so, with the key of a Mac's home.
+
+        Without `options` it has the key of the coordinator.
+        """
         here = ["ip", "netns", "exec", self.office.node(name)]  # it becomes the command that follows
-        node = [sys.executable, "-m", "mlxdist", "node", "--connect", f"{COORDINATOR}:{PORT}", "--name", name]
+        node = [sys.executable, "-m", "mlxdist", "node", "--connect", f"{COORDINATOR}:{PORT}", "--wait", "20m"]
+        options = options or ("--coordinator", self.store.coordinator_pair().public)
         with (self.logs / f"{name}.txt").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                [*here, *node, "--wait", "20m"],
+                [*here, *node, "--name", called or name, *options],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "MLX_DISABLE_COMPILE": "1"},
+                env=self.environment(home or name),
             )
 
-    def train(self, config: RunConfig, min_nodes: int) -> int:
+    def end(self, name: str) -> None:
+        """Kills the supervisor on a Mac; its worker ends with it."""
+        process = self.processes.pop(name)
+        process.kill()
+        process.wait()
+
+    def train(self, config: RunConfig, min_nodes: int, *, resume: bool = False) -> int:
         """Trains one run, with the coordinator in this process and in the coordinator's namespace."""
         hosts = Hosts(None, CoordinatorHost(bind=COORDINATOR, port=PORT, min_nodes=min_nodes), ())
         with self.office.inside():
-            return run(config, hosts, resume=False, environ={"MLXDIST_PLAIN": "1"})
+            return run(config, hosts, resume=resume, environ={"MLXDIST_PLAIN": "1"}, keys=self.store)
 
     def stop(self) -> None:
         """Ends all nodes; a worker ends with its supervisor."""
-        for process in self.processes.values():
-            process.kill()
-        for process in self.processes.values():
-            process.wait()
+        for name in list(self.processes):
+            self.end(name)
 
 
 @contextmanager
-def office_nodes(logs: Path, *names: str) -> Iterator[OfficeNodes]:
-    """An office with these nodes, removed after the block. Raises OSError where it cannot be made."""
-    with office(names) as here:
+def office_nodes(logs: Path, *names: str, others: Sequence[str] = ()) -> Iterator[OfficeNodes]:
+    """An office with these nodes, and other Macs on which nothing runs; removed after the block.
+
+    Raises OSError where it cannot be made.
+    """
+    with office((*names, *others)) as here:
         nodes = OfficeNodes(logs, here)
         try:
             for name in names:
+                nodes.admit(name)
                 nodes.start(name)
             yield nodes
         finally:

@@ -16,6 +16,7 @@ import pytest
 from mlxdist.coordinator.config.schema import RunConfig
 from mlxdist.node.supervisor import REGISTER_SECONDS, UNANSWERED_HEARTBEATS, Supervisor
 from mlxdist.protocol import messages as m
+from mlxdist.protocol.transport import Trouble
 from mlxdist.protocol.wire import Frames, encode
 from tests.coordinator.cluster.scripted_node import CANARY, Bench, introduction, working
 from tests.faults.fault_runs import SHORT, config_of, events, sha
@@ -314,6 +315,7 @@ class DeafLink:
 
     open: bool = True
     now: float = 0.0
+    trouble: Trouble | None = None
     renewed: list[float] = field(default_factory=list)
     answer: m.Message = field(default_factory=lambda: m.Reject("not today"))
 

@@ -43,7 +43,7 @@ HOSTILE: tuple[Mapping[str, str], ...] = (
 
 @pytest.fixture
 def hub() -> Iterator[RouterHub]:
-    hub = RouterHub("127.0.0.1", 0)
+    hub = RouterHub(["127.0.0.1"], 0)
     yield hub
     hub.close()
 

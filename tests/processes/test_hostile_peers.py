@@ -70,7 +70,7 @@ def header(**fields: Any) -> list[bytes]:
 
 @pytest.fixture
 def port() -> Iterator[Port]:
-    hub = RouterHub(HERE, 0)
+    hub = RouterHub([HERE], 0)
     cluster = Cluster(ClusterSettings("run", 5, SPEC, VERSIONS, hub.ports[DATA]))
     fleet, context = Fleet(cluster, hub), zmq.Context()
     opened = Port(cluster, fleet, hub, context)

@@ -135,7 +135,9 @@ class Idle(Worker):
         super().__init__(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, text=True))
         self.sessions: list[m.SessionId] = []
 
-    def order(self, endpoint: str, name: str, session: m.SessionId, memory_limit_bytes: int) -> None:
+    def order(
+        self, endpoint: str, name: str, session: m.SessionId, memory_limit_bytes: int, keys: object = None
+    ) -> None:
         self.sessions.append(session)
 
 

@@ -1,211 +1,305 @@
-"""Strangers at the plain ports of a coordinator at work: they are refused, and no bit of its gradients changes."""
+"""Ports with an allow-list, over real sockets: who is let in, whose name counts, and what strangers cost."""
 
+import os
 import socket
-import ssl
-import struct
-import subprocess
-import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-import msgspec
-import psutil
 import pytest
 import zmq
 
+from mlxdist.coordinator.cluster.cluster import Cluster
+from mlxdist.coordinator.cluster.settings import ClusterSettings
+from mlxdist.coordinator.fleet.access import Access, open_access, server_pair
+from mlxdist.coordinator.fleet.doorway import MOST_WAITING
+from mlxdist.coordinator.fleet.fleet import Fleet
+from mlxdist.coordinator.fleet.sockets import RouterHub
+from mlxdist.keys.pair import NodeKeys, Pair, new_pair
+from mlxdist.keys.store import KeyStore
+from mlxdist.node.link.sockets import DealerLink
 from mlxdist.protocol import messages as m
-from mlxdist.protocol.transport import CONTROL, DATA
-from mlxdist.protocol.wire import MAGIC, PREAMBLE, encode
-from scripts.local_cluster import free_ports
-from tests.processes.thieves import Repeated
-from tests.processes.thread_nodes import HERE, Coordinator, Loads, config_of, start_coordinator, thread_nodes
+from mlxdist.protocol.errors import ConfigError, UserError
+from mlxdist.protocol.transport import CONTROL, DATA, Trouble
+from mlxdist.protocol.wire import decode, encode
+from tests.coordinator.cluster.scripted_node import SPEC, VERSIONS
 
-GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48)  # of ZMTP 3
-HALF_OPEN = 1500  # connections; mlx-lm sets a limit of 2048 open files for this process
-MOST_STEPS = 2000
+HERE = "127.0.0.1"
+NOW = datetime(2026, 5, 1, tzinfo=UTC)
+A, B, STRANGER = new_pair(), new_pair(), new_pair()
+WAIT_SECONDS = 20.0
 
 
-def plain(port: int, *words: bytes) -> None:
-    """Opens a TCP connection, says some words, and waits a moment for an answer or the end."""
-    with socket.create_connection((HERE, port)) as stranger:
-        stranger.settimeout(0.2)
-        with suppress(OSError):
-            for word in words:
-                stranger.sendall(word)
-            while stranger.recv(4096):
+@dataclass
+class Door:
+    """A coordinator whose ports are encrypted, with nodes a and b admitted."""
+
+    access: Access
+    hub: RouterHub
+    cluster: Cluster
+    fleet: Fleet
+    links: list[DealerLink] = field(default_factory=list)
+
+    def link(self, pair: Pair | None, channel: str = CONTROL, server: str = "", host: str = HERE) -> DealerLink:
+        keys = NodeKeys(pair.secret, server or self.access.server.public) if pair is not None else None
+        made = DealerLink(f"tcp://{host}:{self.hub.ports[channel]}", os.urandom(16), keys=keys)
+        self.links.append(made)
+        return made
+
+    def lines(self) -> list[str]:
+        """What is written to the coordinator's log."""
+        return [news.message for news in self.cluster.news if news.name == "coordinator"]
+
+
+def until(look: Callable[[], Any]) -> Any:
+    """What `look` finds, as soon as it finds something."""
+    end = time.monotonic() + WAIT_SECONDS
+    while time.monotonic() < end:
+        if found := look():
+            return found
+        threading.Event().wait(0.01)
+    raise AssertionError("waited in vain")
+
+
+def say(link: DealerLink, message: m.Message) -> None:
+    """Sends a message as soon as there is a connection."""
+    until(lambda: link.receive(0.01) or link.send(encode(message)))
+
+
+def answer(link: DealerLink) -> m.Message:
+    return decode(until(lambda: link.receive(0.05))[0])[0]
+
+
+def register(name: str) -> m.Register:
+    return m.Register(m.PROTOCOL_VERSION, name, 0, {})
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> KeyStore:
+    store = KeyStore(tmp_path / "keys")
+    store.admit("a", A.public, now=NOW)
+    store.admit("b", B.public, now=NOW)
+    return store
+
+
+@pytest.fixture
+def door(tmp_path: Path, store: KeyStore) -> Iterator[Door]:
+    (tmp_path / "state").mkdir()
+    access = open_access(tmp_path / "state", store, resume=False)
+    hub = RouterHub([HERE], 0, access)
+    cluster = Cluster(ClusterSettings("run", 5, SPEC, VERSIONS, hub.ports[DATA]))
+    made = Door(access, hub, cluster, Fleet(cluster, hub))
+    yield made
+    assert cluster.failure is None
+    for link in made.links:
+        link.close()
+    cluster.nodes.clear()  # none would say goodbye
+    made.fleet.close("the test is over")
+
+
+def test_an_admitted_node_is_accepted(door: Door) -> None:
+    link = door.link(A)
+    say(link, register("a"))
+    assert isinstance(answer(link), m.Accept)
+    assert link.trouble is None
+
+
+@pytest.mark.parametrize("channel", [CONTROL, DATA])
+def test_another_key_is_refused_and_the_node_knows(door: Door, channel: str) -> None:
+    link = door.link(STRANGER, channel)
+    until(lambda: link.receive(0.01) or link.trouble)
+    assert link.trouble is Trouble.KEY_REFUSED
+    assert not link.send(encode(register("a")))
+    until(lambda: any("its key is not known here" in line for line in door.lines()))
+
+
+def test_a_node_that_expects_another_coordinator_says_nothing_to_this_one(door: Door) -> None:
+    link = door.link(A, server=STRANGER.public)
+    until(lambda: link.receive(0.01) or link.trouble)
+    assert link.trouble is Trouble.OTHER_COORDINATOR
+    assert not link.send(encode(register("a")))
+
+
+@pytest.mark.parametrize("channel", [CONTROL, DATA])
+def test_a_connection_without_encryption_is_refused(door: Door, channel: str) -> None:
+    link = door.link(None, channel)
+    until(lambda: link.receive(0.01) or link.trouble)
+    assert link.trouble is Trouble.ENCRYPTION
+    assert not link.send(encode(register("a")))
+
+
+def test_a_node_with_keys_does_not_speak_without_encryption() -> None:
+    hub = RouterHub([HERE], 0)
+    link = DealerLink(f"tcp://{HERE}:{hub.ports[CONTROL]}", b"a", keys=NodeKeys(A.secret, B.public))
+    until(lambda: link.receive(0.01) or link.trouble)
+    assert link.trouble is Trouble.ENCRYPTION
+    assert not link.send(encode(register("a")))
+    link.close()
+    hub.close()
+
+
+def test_a_node_that_is_admitted_while_it_waits_is_accepted(door: Door) -> None:
+    link = door.link(STRANGER)
+    until(lambda: link.receive(0.01) or link.trouble)
+    door.access.store.admit("c", STRANGER.public, now=NOW)
+    say(link, register("c"))
+    assert isinstance(answer(link), m.Accept)
+    assert link.trouble is None
+
+
+def test_a_node_does_not_take_the_name_of_another_key(door: Door) -> None:
+    link = door.link(A)
+    say(link, register("b"))
+    refusal = answer(link)
+    assert isinstance(refusal, m.Reject)
+    assert "its key belongs to the node a" in refusal.reason
+    assert not door.cluster.nodes
+
+
+def test_a_session_counts_only_under_the_key_of_its_node(door: Door) -> None:
+    """Even the whole session, stolen, is of no use to another admitted node, on either channel."""
+    link = door.link(A)
+    say(link, register("a"))
+    accept = answer(link)
+    assert isinstance(accept, m.Accept)
+    for channel, message in ((CONTROL, m.Leave(accept.session)), (DATA, m.Hello(accept.session, VERSIONS))):
+        thief = door.link(B, channel)
+        say(thief, message)
+        stale = answer(thief)
+        assert isinstance(stale, m.Stale)
+        assert "another node's key" in stale.what
+    assert not door.cluster.nodes["a"].gone
+    assert door.cluster.nodes["a"].worker.data is None
+
+
+def test_a_node_that_is_forgotten_is_not_heard_any_more(door: Door) -> None:
+    link = door.link(A)
+    say(link, register("a"))
+    accept = answer(link)
+    assert isinstance(accept, m.Accept)
+    door.access.store.forget("a")
+    until(lambda: door.access.name_of(A.public) is None or door.hub.wake())
+    heard = door.cluster.nodes["a"].control.heard
+    link.send(encode(m.Heartbeat(accept.session, 0)))
+    other = door.link(B)
+    say(other, register("b"))
+    assert isinstance(answer(other), m.Accept)
+    assert door.cluster.nodes["a"].control.heard == heard
+    again = door.link(A)
+    until(lambda: again.receive(0.01) or again.trouble)
+    assert again.trouble is Trouble.KEY_REFUSED
+
+
+def test_what_is_no_node_is_refused_and_said_once(door: Door) -> None:
+    for sent in (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" * 4, b"\x16\x03\x01\x02\x00\x01\x00" * 20, b"", bytes(100)) * 5:
+        with socket.create_connection((HERE, door.hub.ports[CONTROL])) as plain, suppress(OSError):
+            plain.sendall(sent)
+            plain.shutdown(socket.SHUT_WR)  # as a peer that has said all; it may have been closed already
+            while plain.recv(4096):
                 pass
+    until(lambda: door.cluster.offenders.refused >= 20)
+    for address in (HERE, "an address that was gone at once"):
+        assert len([line for line in door.lines() if f"a connection from {address} was refused" in line]) <= 1
+    assert door.lines()
+    link = door.link(A)
+    say(link, register("a"))
+    assert isinstance(answer(link), m.Accept)
 
 
-def dealer(port: int, *messages: list[bytes]) -> None:
-    """Says messages as a peer that knows ZeroMQ, and reads no answer."""
-    context = zmq.Context()
-    peer = context.socket(zmq.DEALER)
-    peer.setsockopt(zmq.LINGER, 200)
-    peer.connect(f"tcp://{HERE}:{port}")
-    for frames in messages:
-        peer.send_multipart(frames)
-    peer.poll(100)
-    peer.close()
-    context.term()
-
-
-def http(port: int) -> None:
-    plain(port, b"GET / HTTP/1.1\r\nHost: mini-1\r\n\r\n")
-
-
-def tls(port: int) -> None:
-    context = ssl.create_default_context()
-    with socket.create_connection((HERE, port)) as stranger, suppress(OSError):
-        stranger.settimeout(0.2)
-        context.wrap_socket(stranger, server_hostname="mini-1")
-
-
-def port_scan(port: int) -> None:
-    for _ in range(100):
-        socket.create_connection((HERE, port)).close()
-
-
-def resets(port: int) -> None:
-    for _ in range(100):
-        with socket.create_connection((HERE, port)) as stranger:
-            stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            stranger.sendall(GREETING[:20])
-
-
-def slow_handshakes(port: int) -> None:
-    plain(port, *(GREETING[index : index + 1] for index in range(40)))
-
-
-def oversized_frames(port: int) -> None:
-    dealer(port, [bytes(3 << 20)])
-    plain(port, GREETING, b"\x02" + (1 << 62).to_bytes(8, "big"), bytes(1 << 16))
-
-
-def garbage(port: int) -> None:
-    dealer(port, [b"\x00" * 50], [b"mlxd"], [b""], [b"x"] * 50, [PREAMBLE.pack(MAGIC, 1, 0, 0), b"\xc1", b""])
-    plain(port, GREETING, bytes(range(256)) * 20)
-
-
-def another_version(port: int) -> None:
-    register = msgspec.msgpack.encode({"type": "Register", "protocol": 2, "name": "new", "worker": 0, "host": {}})
-    dealer(port, [PREAMBLE.pack(MAGIC, 2, 0, 0), register, b""], [PREAMBLE.pack(MAGIC, 1, 0, 0), register, b""])
-
-
-def old_session(port: int) -> None:
-    session = m.SessionId("run", 5, "0" * 32)
-    dealer(port, *([bytes(frame) for frame in encode(one)] for one in (m.Leave(session), m.Pong(session))))
-
-
-ATTACKS: tuple[Callable[[int], None], ...] = (http, tls, garbage, another_version, old_session)
-LONGER: tuple[Callable[[int], None], ...] = (port_scan, resets, slow_handshakes, oversized_frames)
-
-
-@pytest.fixture(scope="module")
-def at_work(model: Path) -> Iterator[tuple[Coordinator, bytes]]:
-    """A coordinator with a node, and the undisturbed gradient."""
-    port = free_ports()
-    coordinator = start_coordinator(config_of(model), port)
-    with thread_nodes(("a", HERE, port)) as (node,):
-        coordinator.send_adapter()
-        coordinator.fleet.wait_for_nodes(1, 1, 60.0)
-        session = coordinator.cluster.nodes["a"].session
-        yield coordinator, coordinator.gradient().tobytes()
-        assert coordinator.cluster.nodes["a"].session == session
-        assert not coordinator.cluster.offenders.errors
-        assert isinstance(node.engine, Loads)
-        assert node.engine.loaded == 1
-        coordinator.fleet.close("the test is over")
-
-
-def works_while(at_work: tuple[Coordinator, bytes], attack: Repeated, times: int = 2) -> None:
-    """Computes gradients until the attack was made a few times; each has the right bits."""
-    coordinator, whole = at_work
-    assert coordinator.cluster.round is not None
-    first = coordinator.cluster.round.request.step
-    with attack:
-        for step in range(first + 1, first + MOST_STEPS):
-            assert coordinator.gradient(step).tobytes() == whole
-            if attack.times >= times or attack.errors:
-                return
-    raise AssertionError("the attack does not end")
-
-
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize(
-    "attack",
-    [*ATTACKS, *(pytest.param(attack, marks=pytest.mark.slow) for attack in LONGER)],
-    ids=lambda attack: attack.__name__.replace("_", " "),
-)
-@pytest.mark.parametrize("channel", [CONTROL, pytest.param(DATA, marks=pytest.mark.slow)])
-def test_a_stranger_changes_nothing(
-    at_work: tuple[Coordinator, bytes], channel: str, attack: Callable[[int], None]
+@pytest.mark.parametrize("encrypted", [True, False])
+def test_half_open_connections_are_bounded_and_keep_no_node_out(
+    encrypted: bool, store: KeyStore, tmp_path: Path
 ) -> None:
-    coordinator, _ = at_work
-    port = coordinator.hub.ports[channel]
-    files = psutil.Process().num_fds()
-    works_while(at_work, Repeated(lambda: attack(port)))
-    assert coordinator.cluster.nodes.keys() == {"a"}
-    assert psutil.Process().num_fds() < files + 300
+    (tmp_path / "state").mkdir()
+    access = open_access(tmp_path / "state", store, resume=False) if encrypted else None
+    hub = RouterHub([HERE], 0, access)
+    cluster = Cluster(ClusterSettings("run", 5, SPEC, VERSIONS, hub.ports[DATA]))
+    fleet = Fleet(cluster, hub)
+    halves = []
+    keys = NodeKeys(A.secret, access.server.public) if access is not None else None
+    link = DealerLink(f"tcp://{HERE}:{hub.ports[CONTROL]}", b"a", keys=keys)
+    say(link, register("a"))
+    accept = answer(link)
+    assert isinstance(accept, m.Accept)
+    before = len(os.listdir("/dev/fd"))
+    for _ in range(2 * MOST_WAITING):
+        halves.append(socket.create_connection((HERE, hub.ports[CONTROL])))
+    until(lambda: cluster.offenders.refused >= MOST_WAITING)
+    until(lambda: len(os.listdir("/dev/fd")) - before - len(halves) <= MOST_WAITING)
+    assert link.send(encode(m.Heartbeat(accept.session, 0)))
+    assert answer(link) == m.HeartbeatAck(accept.session)
+    late = DealerLink(f"tcp://{HERE}:{hub.ports[CONTROL]}", b"late", keys=keys)
+    say(late, m.Heartbeat(accept.session, 0))
+    assert isinstance(answer(late), m.Stale)
+    for half in halves:
+        half.close()
+    link.close()
+    late.close()
+    cluster.nodes.clear()
+    fleet.close("the test is over")
 
 
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("attack", [garbage, another_version], ids=["garbage", "another version"])
-def test_who_sends_no_message_of_ours_is_counted_and_said_once(
-    at_work: tuple[Coordinator, bytes], attack: Callable[[int], None]
-) -> None:
-    coordinator, whole = at_work
-    cluster = coordinator.cluster
-    refused, lines = cluster.offenders.refused, coordinator.sentences.count("a message was refused")
-    attack(coordinator.hub.ports[CONTROL])
-    step = cluster.round.request.step  # type: ignore[union-attr]
-    while cluster.offenders.refused == refused:
-        step += 1
-        assert coordinator.gradient(step).tobytes() == whole
-    coordinator.gradient(step + 1)
-    said = coordinator.sentences.count("a message was refused") - lines
-    assert said == 1, "one line for each connection and minute"
-    assert cluster.offenders.refused > refused
+# --- the server's key, and the addresses
 
 
-HOLDS = f"""
-import resource, socket, sys
-hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-held = []
-for number in range({HALF_OPEN}):
-    held.append(socket.create_connection(("{HERE}", int(sys.argv[1 + number % 2]))))
+def test_a_resumed_run_keeps_its_key_and_a_new_run_has_that_of_this_mac(store: KeyStore, tmp_path: Path) -> None:
+    first = server_pair(tmp_path, store, resume=False)
+    assert first == store.coordinator_pair()
+    (store.folder / "coordinator.key").unlink()
+    assert store.coordinator_pair() != first
+    assert server_pair(tmp_path, store, resume=True) == first
+    assert server_pair(tmp_path, store, resume=False) == store.coordinator_pair()
+
+
+def test_a_server_key_that_others_may_read_is_refused(store: KeyStore, tmp_path: Path) -> None:
+    server_pair(tmp_path, store, resume=False)
+    (tmp_path / "server.key").chmod(0o640)
+    with pytest.raises(UserError, match="chmod 600"):
+        server_pair(tmp_path, store, resume=True)
+
+
+def ipv6() -> bool:
     try:
-        held[-1].sendall({GREETING!r}[: number % 60])
-    except OSError:  # it may be closed already
-        pass
-print("held", flush=True)
-for stranger in held:
-    stranger.settimeout(60)
-    try:
-        while stranger.recv(4096):
-            pass
-    except ConnectionError:
-        pass
-print("closed", flush=True)
-"""
+        with socket.socket(socket.AF_INET6) as trial:
+            trial.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(180)
-def test_a_thousand_half_open_connections_change_nothing_and_are_closed(at_work: tuple[Coordinator, bytes]) -> None:
-    """They say nothing, or stop in the middle of the greeting. Meanwhile another node joins."""
-    coordinator, whole = at_work
-    files, ports = psutil.Process().num_fds(), map(str, coordinator.hub.ports.values())
-    command = [sys.executable, "-c", HOLDS, *ports]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as strangers:
-        assert strangers.stdout is not None
-        says = iter(strangers.stdout)
-        assert next(says) == "held\n"
-        with thread_nodes(("late", HERE, coordinator.hub.ports[CONTROL])):
-            coordinator.fleet.wait_for_nodes(2, 2, 60.0)
-            step = coordinator.cluster.round.request.step + 1  # type: ignore[union-attr]
-            assert coordinator.gradient(step).tobytes() == whole
-        works_while(at_work, Repeated(lambda: next(says, "")))  # until all are closed: none was ready in time
-    assert strangers.returncode == 0
-    assert psutil.Process().num_fds() < files + 100
+@pytest.mark.skipif(not ipv6(), reason="this system has no IPv6")
+@pytest.mark.parametrize("host", ["[::1]", HERE, "localhost"])
+@pytest.mark.parametrize("addresses", [["::1", HERE], ["*"]])
+def test_both_families_reach_the_ports(addresses: list[str], host: str, tmp_path: Path, store: KeyStore) -> None:
+    (tmp_path / "state").mkdir()
+    access = open_access(tmp_path / "state", store, resume=False)
+    hub = RouterHub(addresses, 0, access)
+    link = DealerLink(f"tcp://{host}:{hub.ports[DATA]}", b"a", keys=NodeKeys(A.secret, access.server.public))
+    until(lambda: hub.receive(0.01) or link.receive(0.0) or link.send([b"x", b"y"]))
+    (parcel,) = until(lambda: hub.receive(0.01))
+    assert (parcel.channel, parcel.owner) == (DATA, "a")
+    link.close()
+    hub.close()
+
+
+def test_only_the_chosen_address_is_bound() -> None:
+    hub = RouterHub(["127.0.0.2"], 0)
+    for port in hub.ports.values():
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((HERE, port))
+        socket.create_connection(("127.0.0.2", port)).close()
+    hub.close()
+
+
+def test_an_address_of_another_machine_cannot_be_bound() -> None:
+    with pytest.raises(ConfigError, match=r"coordinator.bind: 192.0.2.1 is not an address of this machine"):
+        RouterHub(["192.0.2.1"], 0)
+
+
+def test_libzmq_has_curve() -> None:
+    assert zmq.has("curve")

@@ -64,7 +64,9 @@ class ThreadWorker(Worker):
     orders: "queue.Queue[Any]" = field(default_factory=queue.Queue)
     thread: threading.Thread | None = None
 
-    def order(self, endpoint: str, name: str, session: m.SessionId, memory_limit_bytes: int) -> None:
+    def order(
+        self, endpoint: str, name: str, session: m.SessionId, memory_limit_bytes: int, keys: object = None
+    ) -> None:
         self.orders.put(Order(endpoint, name, session, memory_limit_bytes))
 
     def stop(self) -> None:
@@ -170,7 +172,7 @@ def config_of(model: Path, *, segment_size: int = 0, rank: int = RANK) -> RunCon
 
 def start_coordinator(config: RunConfig, port: int, incarnation: int = 1, **changes: Any) -> Coordinator:
     """Starts a coordinator at `port` and `port + 1` of loopback, with short times."""
-    hub = RouterHub(HERE, port)
+    hub = RouterHub([HERE], port)
     values = {
         "beat_seconds": 0.1,
         "suspect_seconds": 0.5,

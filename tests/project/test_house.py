@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("coordinator", "node", "protocol")
+ROOMS = ("coordinator", "node", "keys", "protocol")
 HEAVY = {"mlx_lm", "transformers", "datasets"}  # take about two seconds to import
 NOT_OURS = {".git", ".venv", "build", "dist", "runs", "models", "golden"}
 
@@ -126,8 +126,8 @@ def test_a_supervisor_does_not_load_mlx() -> None:
     assert loaded_by("mlxdist.node.supervisor") & {"mlx", "mlx_lm", "transformers"} == set()
 
 
-@pytest.mark.parametrize(("room", "allowed"), [("coordinator", 1), ("node", 1), ("protocol", 0)])
-def test_sockets_are_used_in_one_file_of_coordinator_and_of_node(room: str, allowed: int) -> None:
+@pytest.mark.parametrize(("room", "allowed"), [("coordinator", 1), ("node", 1), ("keys", 1), ("protocol", 0)])
+def test_zeromq_is_used_in_one_file_of_coordinator_and_of_node_and_of_keys(room: str, allowed: int) -> None:
     users = [
         path for path in sources(f"mlxdist/{room}") if any("zmq" in imports(node) for node in ast.walk(tree(path)))
     ]

@@ -80,7 +80,9 @@ class SimWorker(MemoryWorker, Worker):
 
     # ---- for its supervisor
 
-    def order(self, endpoint: str, name: str, session: m.SessionId, memory_limit_bytes: int) -> None:
+    def order(
+        self, endpoint: str, name: str, session: m.SessionId, memory_limit_bytes: int, keys: object = None
+    ) -> None:
         """Goes to a coordinator, with this session."""
         if self.exit is None:
             self.begin(session)

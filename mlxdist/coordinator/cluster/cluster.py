@@ -39,7 +39,7 @@ from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import MlxdistError
 from mlxdist.protocol.manifest import Manifest
 from mlxdist.protocol.states import NodeEvent, NodeState
-from mlxdist.protocol.transport import Parcel
+from mlxdist.protocol.transport import Parcel, Refusal
 from mlxdist.protocol.tree import Span
 from mlxdist.protocol.untrusted import quoted
 from mlxdist.protocol.vectors import Vector
@@ -185,10 +185,14 @@ class Cluster:
         """
         self.offenders.add(parcel.channel, parcel.peer, error, self.now)
         node = self.members.by_peer(parcel.channel, parcel.peer)
-        what = f"a message from it made an error here: {quoted(repr(error))}"
+        what = f"a message from it caused an error in the coordinator: {quoted(repr(error))}"
         if node is None:
             return [NodeNews("coordinator", "", f"a message from a stranger: {what}", log=True)]
         return self.members.cut_off(node, what)
+
+    def turned_away(self, refusal: Refusal, now: float) -> None:
+        """Notes a connection that the transport has refused."""
+        self._act(self.dispatch.turned_away(refusal, now))
 
     def tick(self, now: float) -> None:
         """Looks at the clock: which node is silent, which is stuck, what is late, whether a pause is over."""

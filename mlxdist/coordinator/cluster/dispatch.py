@@ -13,7 +13,7 @@ from mlxdist.coordinator.cluster.transfers import Transfers
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import ConfigError, MismatchError, NodeError, StaleError, WireError
 from mlxdist.protocol.states import NodeState
-from mlxdist.protocol.transport import CONTROL, DATA, Parcel, is_probe
+from mlxdist.protocol.transport import CONTROL, DATA, Parcel, Refusal, is_probe
 from mlxdist.protocol.untrusted import sentence
 from mlxdist.protocol.wire import decode
 
@@ -33,7 +33,7 @@ class Dispatch:
         channel, peer = parcel.channel, parcel.peer
         if is_probe(parcel.frames):
             node = self.members.by_data(peer) if channel == DATA else None
-            why = "its data connection broke, and is there again"
+            why = "its data connection broke and was restored"
             return self.members.start_again(node, why, now) if node is not None else []
         try:
             message, payload = decode(parcel.frames)
@@ -43,7 +43,7 @@ class Dispatch:
             if channel == CONTROL:
                 if self.members.by_peer(channel, peer) is None and not self.offenders.may_answer(channel, peer, now):
                     return []
-                return self.joining.register(message, peer, now)
+                return self.joining.register(message, peer, now, parcel.owner)
             if not self.offenders.may_answer(channel, peer, now):
                 return []
             return [Send(channel, peer, m.Reject("this is the data port of the run: --connect takes its control port"))]
@@ -53,7 +53,16 @@ class Dispatch:
             if not isinstance(session, m.SessionId) or not self.offenders.may_answer(channel, peer, now):
                 return []
             return [Send(channel, peer, m.Stale(session, type(message).__name__, over=True))]
+        if parcel.owner not in ("", node.name):
+            return [Send(channel, peer, m.Stale(node.session, f"a message of {node.name} under another node's key"))]
         return self._of_node(node, message, payload, channel, peer, now)
+
+    def turned_away(self, refusal: Refusal, now: float) -> list[Event]:
+        """Counts a connection that the transport has refused, and says so once a minute for each address."""
+        if not self.offenders.refuse("connections", refusal.address.encode(), now):
+            return []
+        what = f"a connection from {refusal.address} was refused: {refusal.reason} ({self.offenders.refused} so far)"
+        return [NodeNews("coordinator", "", what, log=True)]
 
     def _refused(self, channel: str, peer: bytes, error: WireError, now: float) -> list[Event]:
         """Says once a minute that a peer sends what is no message of ours, and answers as long as it may be reading."""

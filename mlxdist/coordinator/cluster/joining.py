@@ -10,17 +10,16 @@ from mlxdist.coordinator.cluster.events import Event, FalseAlarm, NodeNews, Send
 from mlxdist.coordinator.cluster.membership import Membership
 from mlxdist.coordinator.cluster.node import Control, Node
 from mlxdist.coordinator.cluster.settings import ClusterSettings
-from mlxdist.coordinator.config.hosts import NAME
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import WireError
 from mlxdist.protocol.numerics import CANARY_TIMES, WORKER_ENVIRONMENT
 from mlxdist.protocol.states import NodeEvent, NodeState
 from mlxdist.protocol.transport import CONTROL
-from mlxdist.protocol.untrusted import quoted
+from mlxdist.protocol.untrusted import NODE_NAME, quoted
 
 MOST_ELEMENTS = 2**33  # of an adapter: 32 GiB
-RIVAL_BEATS = 2  # of the first supervisor, after which a second one of its name is refused
+RIVAL_HEARTBEATS = 2  # of the first supervisor, after which a second one of its name is refused
 
 
 @dataclass
@@ -38,29 +37,35 @@ class Joining:
 
     # ---- the supervisor
 
-    def register(self, message: m.Register, peer: bytes, now: float) -> list[Event]:
-        """Admits a supervisor, refuses it, or lets it ask again while an earlier one of its name is tried."""
+    def register(self, message: m.Register, peer: bytes, now: float, owner: str = "") -> list[Event]:
+        """Admits a supervisor, refuses it, or lets it ask again while an earlier one of its name is tried.
+
+        `owner`: the name that the key of its connection belongs to; empty where connections are not encrypted.
+        """
         members = self.members
         if members.over:
             return []
         events: list[Event] = []
         known = members.nodes.get(message.name)
         rival = known is not None and not known.gone and known.control.peer != peer
-        reason = refusal(message) or members.quarantined.get(message.name, "")
-        owner = members.by_peer(CONTROL, peer)
-        if owner is not None and owner.name != message.name:
-            reason = reason or f"this connection is {owner.name}'s, and a node has one name"
+        reason = refusal(message, owner) or members.quarantined.get(message.name, "")
+        here = members.by_peer(CONTROL, peer)
+        if here is not None and here.name != message.name:
+            reason = reason or f"this connection is {here.name}'s, and a node has one name"
         if known is not None and rival and not reason:
             reason, events = self._taken(known, message, now)
         if reason:
             return [*events, Send(CONTROL, peer, m.Reject(reason))]
         if known is not None and rival:
             if known.control.closed is None and not members.silent(known, now):
-                return events  # it asks again; by then the first one has sent a beat or not
+                return events  # it asks again; by then the first one has sent a heartbeat or not
             events += members.lose(known, NodeEvent.LOST, "its supervisor was restarted")
         if known is None or known.gone:
             if known is None and not members.room():
-                return [*events, Send(CONTROL, peer, m.Reject("too many nodes take part or did: start another run"))]
+                return [
+                    *events,
+                    Send(CONTROL, peer, m.Reject("too many nodes have taken part in this run: start another one")),
+                ]
             if too_large := self.settings.memory.refusal(message.name, message.host):
                 news = NodeNews(message.name, "refused", too_large.removeprefix(f"{message.name} "))
                 return [*events, news, Send(CONTROL, peer, m.Reject(too_large))]
@@ -94,14 +99,14 @@ class Joining:
         )
 
     def _taken(self, known: Node, message: m.Register, now: float) -> tuple[str, list[Event]]:
-        """The reason to refuse a second supervisor of a name: the first is on another host, or sends beats."""
+        """The reason to refuse a second supervisor of a name: the first is on another host, or sends heartbeats."""
         events: list[Event] = []
-        if known.control.rival_beats is None:
-            known.control.rival_beats = 0
+        if known.control.rival_heartbeats is None:
+            known.control.rival_heartbeats = 0
             events = self.members.probe(known, now)
-        if message.host.get("host") == known.host.get("host") and known.control.rival_beats < RIVAL_BEATS:
+        if message.host.get("host") == known.host.get("host") and known.control.rival_heartbeats < RIVAL_HEARTBEATS:
             return "", events
-        known.control.rival_beats = None
+        known.control.rival_heartbeats = None
         return f"a node named {message.name!r} takes part already; give this one another name", events
 
     # ---- the worker
@@ -114,7 +119,7 @@ class Joining:
         if node.worker.data == peer and node.state is NodeState.LOADING:
             return []  # said again while the welcome was on its way
         if node.worker.data is not None:
-            return self.members.start_again(node, "its worker said hello again", now)
+            return self.members.start_again(node, "its worker connected again", now)
         node.move(NodeEvent.WORKER_HELLO)
         node.worker.data = peer
         check_versions(node.name, self.settings.versions, message.versions)
@@ -139,12 +144,14 @@ class Joining:
         return [news_of(node, "ready")]
 
 
-def refusal(message: m.Register) -> str:
+def refusal(message: m.Register, owner: str = "") -> str:
     """The reason to refuse a supervisor, as far as its message alone tells; else empty."""
     if message.protocol != m.PROTOCOL_VERSION:
         theirs = f"{quoted(message.name)} speaks protocol {message.protocol}, the coordinator {m.PROTOCOL_VERSION}"
         return f"{theirs}: install the same mlxdist on both"
-    if not NAME.fullmatch(message.name):  # it names a log file
+    if not NODE_NAME.fullmatch(message.name):  # it names a log file
         allowed = "letters, digits, points, dashes, underscores"
         return f"a node cannot be named '{quoted(message.name, 80)}': --name takes {allowed}"
+    if owner not in ("", message.name):
+        return f"its key belongs to the node {owner}, and it calls itself {message.name}: start it with --name {owner}"
     return ""

@@ -8,6 +8,7 @@ MINUTE = 60.0
 SPELL_SECONDS = 10.0
 MOST_ANSWERS = 64  # to a stranger in a spell
 MOST_ANSWERS_IN_ALL = 2048
+MOST_LINES = 60  # on refused messages, in a minute
 MOST_PEERS = 1024  # that are remembered; the oldest is forgotten first
 
 Peer = tuple[str, bytes]  # its channel, and the transport's name of its connection
@@ -25,6 +26,8 @@ class Offenders:
     _answers: OrderedDict[Peer, float] = field(default_factory=OrderedDict)  # in this spell
     _spell: float = 0.0  # since when answers are counted
     _all: int = 0
+    _minute: float = 0.0  # since when lines are counted
+    _lines: int = 0
 
     def add(self, channel: str, peer: bytes, error: Exception, now: float) -> None:
         """Counts an error, and silences its peer."""
@@ -47,10 +50,13 @@ class Offenders:
         return given <= MOST_ANSWERS and self._all <= MOST_ANSWERS_IN_ALL
 
     def refuse(self, channel: str, peer: bytes, now: float) -> bool:
-        """Counts a refused message. True if a person is to be told: once a minute for each peer."""
+        """Counts a refused message. True if a person is to be told: once a minute for each peer, 60 times in all."""
         self.refused += 1
-        if now - self._said.get((channel, peer), now - MINUTE) < MINUTE:
+        if now - self._minute >= MINUTE:
+            self._minute, self._lines = now, 0
+        if now - self._said.get((channel, peer), now - MINUTE) < MINUTE or self._lines >= MOST_LINES:
             return False
+        self._lines += 1
         _keep(self._said, (channel, peer), now)
         return True
 

@@ -21,16 +21,16 @@ from mlxdist.coordinator.config.paths import absolute
 from mlxdist.coordinator.config.toml_file import TomlFile, raise_faults, read_toml
 from mlxdist.coordinator.config.unknown_keys import nearest
 from mlxdist.protocol.errors import ConfigError, NotYetError
+from mlxdist.protocol.untrusted import NODE_NAME
 
 HOSTS_FILE = "hosts.toml"
 LOCAL = ("localhost", "127.0.0.1", "::1")
 HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?")
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # it names a log file too
 
 Name = Annotated[
     str,
     Meta(
-        pattern=rf"^{NAME.pattern}\Z",
+        pattern=rf"^{NODE_NAME.pattern}\Z",
         description="at most 64 letters, digits, points, dashes or underscores, a letter or digit first",
     ),
 ]
@@ -42,7 +42,7 @@ class CoordinatorHost:
     """[coordinator]: where the coordinator runs and listens."""
 
     host: Text = "localhost"  # the Mac that it runs on
-    bind: Text = "auto"  # address to listen on; auto = loopback while all nodes are local, else every address
+    bind: Text = "auto"  # address to listen on; auto = loopback; * = every address; beyond loopback, encrypted
     port: Annotated[int, Meta(ge=1024, le=65534)] | Literal[0] = 0  # control; data is the next one; 0 = two free ones
     min_nodes: Annotated[int, Meta(ge=1)] = 1  # the run waits while fewer nodes are ready
 
@@ -76,7 +76,6 @@ class Hosts:
 NOT_YET: Mapping[str, tuple[Callable[[Any], bool], str]] = MappingProxyType(
     {
         "coordinator.host": (lambda host: not is_local(host), "starting the coordinator on another Mac"),
-        "coordinator.bind": (lambda bind: not is_loopback(bind), "listening beyond this machine"),
         "nodes.host": (lambda host: not is_local(host), 'launching over ssh; until then host = "localhost"'),
         "nodes.user": (bool, "launching over ssh"),
         "nodes.python": (bool, "an interpreter of its own for a node"),
@@ -103,6 +102,16 @@ def is_local(host: str) -> bool:
 def is_loopback(bind: str) -> bool:
     """Returns True when listening on `bind` stays on this machine, as "auto" does with local nodes."""
     return bind in ("auto", *LOCAL) or (bind != "*" and ipaddress.ip_address(bind).is_loopback)
+
+
+def listening_address(bind: str) -> str:
+    """Returns the address that `bind` stands for; "*" is every address of both families."""
+    return "127.0.0.1" if bind in ("auto", "localhost") else bind
+
+
+def dialed_address(bind: str) -> str:
+    """Returns the address at which nodes on this machine reach a coordinator that listens on `bind`."""
+    return "127.0.0.1" if bind in ("*", "0.0.0.0") else "::1" if bind == "::" else listening_address(bind)
 
 
 def local_only(hosts: Hosts) -> None:
@@ -147,7 +156,7 @@ def _run(file: TomlFile, faults: list[str]) -> Path | None:
         return None
     path = absolute(text, file.path.parent.absolute())
     if not os.path.exists(path):  # unlike Path.exists it takes a path that is too long
-        faults.append(f'{file.place("run")} = "{text}" leads to {path}, and there is no file')
+        faults.append(f'{file.place("run")} = "{text}" leads to {path}, where there is no file')
     return path
 
 

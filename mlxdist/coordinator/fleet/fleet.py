@@ -136,7 +136,7 @@ class Fleet:
                 cluster.quarantine(name, reason)
             if wrong:
                 cluster.scheduler.forget_step()
-                raise TaintedError("a node that had part in the step was quarantined")
+                raise TaintedError("a node that took part in the step was quarantined")
 
     def score(self, request: Request) -> Sequence[RowOutputs]:
         """Each leaf's row outputs."""
@@ -253,8 +253,12 @@ class Fleet:
             now = self._clock()
             if gap or asleep:
                 self._cluster.slept(gap, asleep, now)
+            for refusal in self._hub.take_refusals():
+                self._cluster.turned_away(refusal, now)
             for parcel in parcels:
                 self._cluster.receive(parcel, now)
+                if parcel.waiting >= 0 and self._cluster.members.by_peer(parcel.channel, parcel.peer) is not None:
+                    self._hub.admitted(parcel.waiting)
             self._cluster.tick(now)
             outgoing = self._cluster.take_outgoing()
             if parcels:

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mlxdist.coordinator.config.hosts import NodeSpec
+from mlxdist.coordinator.fleet.access import Access
 from mlxdist.coordinator.fleet.macos import keep_awake
+from mlxdist.keys.pair import keys_line
 from mlxdist.protocol.backoff import Backoff
 from mlxdist.protocol.errors import NodeError
 
@@ -38,28 +40,40 @@ class LocalNodes:
     clock: Callable[[], float] = time.monotonic
     processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
     _nodes: dict[str, NodeSpec] = field(default_factory=dict)
-    _port: int = 0
+    _place: str = ""  # HOST:PORT that they connect to
+    _lines: dict[str, bytes] = field(default_factory=dict)  # with the keys of each, for its standard input
     _backoff: dict[str, Backoff] = field(default_factory=dict)
     _due: dict[str, float] = field(default_factory=dict)  # when a supervisor that ended is started again
 
-    def start(self, nodes: Sequence[NodeSpec], port: int) -> None:
-        """Starts a supervisor for each node. It leaves when its standard input ends, so it cannot outlive us."""
-        self._port = port
+    def start(
+        self, nodes: Sequence[NodeSpec], port: int, address: str = "127.0.0.1", access: Access | None = None
+    ) -> None:
+        """Starts a supervisor for each node, with keys of its own where there is `access`.
+
+        It leaves when its standard input ends, so it cannot outlive us.
+        """
+        self._place = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
         for node in nodes:
             self._nodes[node.name] = node
+            self._lines[node.name] = keys_line(access.keys_for(node.name) if access is not None else None)
             self._backoff[node.name] = Backoff(self.restart_seconds)
             self._start(node)
 
     def _start(self, node: NodeSpec) -> None:
         with (self.logs / f"{node.name}.log").open("ab") as log:
             command = [sys.executable, "-m", "mlxdist", "node", "--launched", "--name", node.name]
-            self.processes[node.name] = subprocess.Popen(
-                [*(keep_awake() if node.caffeinate else []), *command, "--connect", f"127.0.0.1:{self._port}"],
+            process = subprocess.Popen(
+                [*(keep_awake() if node.caffeinate else []), *command, "--connect", self._place],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,  # Ctrl-C in the terminal is for the coordinator alone
             )
+        self.processes[node.name] = process
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended already, and `watch` says why
+            process.stdin.write(self._lines[node.name])
+            process.stdin.flush()
 
     def watch(self) -> list[Ended]:
         """The supervisors that have ended since the last look; one that was killed is started again after a while.

@@ -1,12 +1,19 @@
 """The coordinator's two ports over ZeroMQ: the only file of the coordinator that uses it."""
 
+import errno
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
 
 import zmq
+from zmq.auth import Authenticator
+from zmq.utils.monitor import recv_monitor_message
 
+from mlxdist.coordinator.fleet.access import Access
+from mlxdist.coordinator.fleet.connections import shut, source_of
+from mlxdist.coordinator.fleet.doorway import Doorway
 from mlxdist.protocol.errors import ConfigError
-from mlxdist.protocol.transport import CONTROL, DATA, Parcel
+from mlxdist.protocol.transport import CONTROL, DATA, Parcel, Refusal
 from mlxdist.protocol.wire import Frames
 
 BATCH = 256  # messages taken from a port before the other one is looked at, …
@@ -20,35 +27,79 @@ HANDSHAKE_SECONDS = 10
 RETRY_SECONDS = 60
 KEEPALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 60, zmq.TCP_KEEPALIVE_INTVL: 10, zmq.TCP_KEEPALIVE_CNT: 6}
 
+BACKLOG = 512  # connections that the system keeps until they are accepted: one that is lost comes again 1 s later
+IO_THREADS = 2  # encryption is done in them
+DOMAIN = "mlxdist"
+WATCHED = (
+    zmq.EVENT_ACCEPTED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CLOSED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
+FAILURES: dict[int, str] = {
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "its key is not known here",
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: f"it was not ready within {HANDSHAKE_SECONDS} s",
+}
+PROTOCOL_FAILURES: dict[int, str] = {
+    zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH: "it does not encrypt as this run does",
+    zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC: "it expects a coordinator with another key",
+}
+
+
+class _KeyCheck(Authenticator):
+    """Asks the list of a run for every key that wants to connect; the key stands on each message afterwards."""
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", access: Access) -> None:
+        super().__init__(context)
+        self.access = access
+        self.configure_curve_callback(DOMAIN, self)
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Returns True for the key, in Z85, of a node that may connect."""
+        return self.access.name_of(zmq.utils.z85.decode(key).hex()) is not None
+
+    def curve_user_id(self, client_public_key: bytes) -> str:
+        """Returns the name of a key on its messages: the key itself, since a name may get another one."""
+        return client_public_key.hex()
+
+    def answer(self) -> None:
+        """Answers the questions of connections that wait."""
+        self.access.refresh()
+        while self.zap_socket.poll(0):
+            with suppress(StopIteration):  # a coroutine that waits for nothing, so it needs no event loop
+                self.handle_zap_message(self.zap_socket.recv_multipart()).send(None)
+
 
 class RouterHub:
     """A Hub over two ROUTER sockets. One thread receives and sends; `wake` may be called from any."""
 
-    def __init__(self, bind: str, port: int) -> None:
-        """Binds control to `port` and data to `port + 1`; 0 picks both. Raises ConfigError for a port in use."""
-        self._context = zmq.Context()
+    def __init__(self, addresses: Sequence[str], port: int, access: Access | None = None) -> None:
+        """Binds control to `port` and data to `port + 1` of all addresses; 0 picks both. "*" is every address.
+
+        With `access` every connection is encrypted, and only its keys are let in.
+
+        Raises ConfigError for a port in use, or an address that is not this machine's.
+        """
+        self._context = zmq.Context(IO_THREADS)
+        self._check = _KeyCheck(self._context, access) if access is not None else None
+        if self._check is not None:
+            self._check.start()  # before any port is open: without it libzmq lets every key in
+        self._access, self._doorway = access, Doorway()
         self._sockets = {CONTROL: self._router(handover=True), DATA: self._router(handover=False)}
+        self._monitors = {name: router.get_monitor_socket(WATCHED) for name, router in self._sockets.items()}
         self.ports: dict[str, int] = {}
-        for offset, (channel, router) in enumerate(self._sockets.items()):
-            try:
-                if port == 0:
-                    self.ports[channel] = int(router.bind_to_random_port(f"tcp://{bind}"))
-                else:
-                    router.bind(f"tcp://{bind}:{port + offset}")
-                    self.ports[channel] = port + offset
-            except zmq.ZMQError as error:
-                self._context.destroy(0)
-                raise ConfigError(
-                    f"coordinator.port: {bind}:{port + offset} cannot be bound ({error.strerror}); "
-                    "another run may be using it: take another port, or 0 for any"
-                ) from error
+        for offset, channel in enumerate(self._sockets):
+            self.ports[channel] = self._bind(channel, addresses, port + offset if port else 0)
         self._wake_up, self._woken = socket.socketpair()
         self._wake_up.setblocking(False)
         self._woken.setblocking(False)
         self._poller = zmq.Poller()
-        for router in self._sockets.values():
-            self._poller.register(router, zmq.POLLIN)
-        self._poller.register(self._woken, zmq.POLLIN)
+        for each in (*self._sockets.values(), *self._monitors.values(), self._woken):
+            self._poller.register(each, zmq.POLLIN)
+        if self._check is not None:
+            self._poller.register(self._check.zap_socket, zmq.POLLIN)
 
     def _router(self, *, handover: bool) -> "zmq.Socket[bytes]":
         router = self._context.socket(zmq.ROUTER)
@@ -59,13 +110,42 @@ class RouterHub:
         router.setsockopt(zmq.ROUTER_HANDOVER, int(handover))
         router.setsockopt(zmq.MAXMSGSIZE, MOST_FRAME)
         router.setsockopt(zmq.RCVHWM, MOST_QUEUED)
+        router.setsockopt(zmq.BACKLOG, BACKLOG)
         router.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_SECONDS * 1000)
         router.setsockopt(zmq.TCP_MAXRT, RETRY_SECONDS * 1000)
         for option, value in KEEPALIVE.items():
             router.setsockopt(option, value)
         # Credits bound what is under way, so a high-water mark would only lose small messages.
         router.setsockopt(zmq.SNDHWM, 0)
+        if self._access is not None:
+            router.setsockopt(zmq.CURVE_SERVER, 1)
+            router.setsockopt(zmq.CURVE_SECRETKEY, bytes.fromhex(self._access.server.secret))
+            router.setsockopt_string(zmq.ZAP_DOMAIN, DOMAIN)
         return router
+
+    def _bind(self, channel: str, addresses: Sequence[str], port: int) -> int:
+        """Binds a channel on all addresses. Returns its port. Raises ConfigError."""
+        router = self._sockets[channel]
+        for address in addresses:
+            router.setsockopt(zmq.IPV6, int(address == "*" or ":" in address))
+            place = f"[{address}]" if ":" in address else address
+            try:
+                if port:
+                    router.bind(f"tcp://{place}:{port}")
+                else:
+                    port = int(router.bind_to_random_port(f"tcp://{place}"))
+            except zmq.ZMQError as error:
+                self._close_sockets()
+                if error.errno in (errno.EADDRNOTAVAIL, errno.ENODEV):
+                    raise ConfigError(
+                        f"coordinator.bind: {address} is not an address of this machine: take one that "
+                        "`ifconfig` (macOS) or `ip address` (Linux) shows"
+                    ) from error
+                raise ConfigError(
+                    f"coordinator.port: {place}:{port} cannot be bound ({error.strerror}); "
+                    "another run may be using it: take another port, or 0 for any"
+                ) from error
+        return port
 
     def receive(self, timeout: float) -> list[Parcel]:
         """The parcels that have arrived on either port, after up to `timeout` seconds of waiting for the first."""
@@ -76,6 +156,11 @@ class RouterHub:
                     pass
             except BlockingIOError:
                 pass
+        if self._check is not None:
+            self._check.answer()
+        for monitor in self._monitors.values():
+            if monitor in ready:
+                self._watch(monitor)
         arrived: list[Parcel] = []
         for channel, router in self._sockets.items():
             if router not in ready:
@@ -83,14 +168,43 @@ class RouterHub:
             taken = 0
             for _ in range(BATCH):
                 try:
-                    peer, frames = _receive(router)
+                    peer, frames, owner, number = _receive(router)
                 except zmq.Again:
                     break
-                arrived.append(Parcel(channel, peer, frames))
+                if self._access is not None:
+                    owner = self._access.name_of(owner) or ""
+                    if not owner:
+                        continue  # its key was taken off the list
+                number = number if number in self._doorway.waiting else -1
+                arrived.append(Parcel(channel, peer, frames, owner, number))
                 taken += sum(map(len, frames))
                 if taken > BATCH_BYTES:
                     break
         return arrived
+
+    def _watch(self, monitor: "zmq.Socket[bytes]") -> None:
+        """Notes connections that come and go."""
+        while monitor.poll(0):
+            told = recv_monitor_message(monitor)
+            match told["event"]:
+                case zmq.EVENT_ACCEPTED:
+                    crowded = self._doorway.accepted(told["value"], source_of(told["value"]))
+                    if crowded is not None:
+                        shut(*crowded)
+                case zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED:
+                    self._doorway.closed(told["value"])
+                case zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+                    self._doorway.failed(PROTOCOL_FAILURES.get(told["value"], "it speaks another protocol"))
+                case failure:
+                    self._doorway.failed(FAILURES.get(failure, ""))
+
+    def admitted(self, waiting: int) -> None:
+        """Notes that the node of a connection is known; `waiting` is the number in its parcel."""
+        self._doorway.admitted(waiting)
+
+    def take_refusals(self) -> list[Refusal]:
+        """Returns the connections that were refused since the last call."""
+        return self._doorway.take_refusals()
 
     def send(self, parcel: Parcel) -> bool:
         """Hands the frames to ZeroMQ; False when the peer is not connected."""
@@ -109,21 +223,47 @@ class RouterHub:
 
     def close(self) -> None:
         """Closes both ports; unsent messages are dropped."""
-        for router in self._sockets.values():
-            self._poller.unregister(router)
-            router.close(0)
-        self._context.term()
+        self._close_sockets()
         self._wake_up.close()
         self._woken.close()
 
+    def _close_sockets(self) -> None:
+        for channel, router in self._sockets.items():
+            router.disable_monitor()
+            self._monitors[channel].close(0)
+            router.close(0)
+        if self._check is not None:
+            self._check.stop()
+        self._context.term()
 
-def _receive(router: "zmq.Socket[bytes]") -> tuple[bytes, Frames]:
-    """One message and its peer; of more frames than a message of ours has, the rest is dropped one by one."""
+
+def _receive(router: "zmq.Socket[bytes]") -> tuple[bytes, Frames, str, int]:
+    """One message: its peer, its frames, the key that opened its connection, the number of that connection.
+
+    Of more frames than a message of ours has, the rest is dropped one by one.
+    """
     frames: list[memoryview] = []
     frame = router.recv(zmq.NOBLOCK, copy=False)
-    peer = frame.bytes
+    peer, key, number = frame.bytes, "", -1
     while frame.more:
         frame = router.recv(zmq.NOBLOCK, copy=False)
+        if not frames:
+            key, number = _user(frame), _connection(frame)
         if len(frames) < 4:
             frames.append(frame.buffer)
-    return peer, frames
+    return peer, frames, key, number
+
+
+def _user(frame: zmq.Frame) -> str:
+    try:
+        return str(frame.get("User-Id"))
+    except zmq.ZMQError:  # the connection is not encrypted
+        return ""
+
+
+def _connection(frame: zmq.Frame) -> int:
+    """The number of the connection; -1 for a peer that libzmq takes for one of the first ZeroMQ, such as TLS."""
+    try:
+        return int(frame.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return -1

@@ -1,5 +1,6 @@
 """The nodes of a run: started with it, told about while it goes on, stopped at its end."""
 
+import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -11,7 +12,8 @@ from mlxdist.coordinator.cluster.audit import Audit
 from mlxdist.coordinator.cluster.cluster import Cluster
 from mlxdist.coordinator.cluster.events import NodeNews
 from mlxdist.coordinator.cluster.settings import ClusterSettings
-from mlxdist.coordinator.config.hosts import Hosts
+from mlxdist.coordinator.config.hosts import Hosts, dialed_address, is_loopback, listening_address
+from mlxdist.coordinator.fleet.access import Access
 from mlxdist.coordinator.fleet.fleet import Fleet
 from mlxdist.coordinator.fleet.launch import LocalNodes
 from mlxdist.coordinator.fleet.sockets import RouterHub
@@ -20,21 +22,28 @@ from mlxdist.coordinator.report.reporter import Reporter
 from mlxdist.coordinator.storage.node_log import append_line
 from mlxdist.coordinator.storage.run_folder import RunFolder
 from mlxdist.coordinator.training.prepare import Prepared
+from mlxdist.keys.choose import INSECURE
 from mlxdist.protocol.errors import SaveError
 from mlxdist.protocol.transport import CONTROL, DATA
 
 
 @contextmanager
 def started_nodes(
-    prepared: Prepared, hosts: Hosts, folder: RunFolder, report: Reporter, clock: Callable[[], float]
+    prepared: Prepared,
+    hosts: Hosts,
+    folder: RunFolder,
+    report: Reporter,
+    clock: Callable[[], float],
+    access: Access | None = None,
 ) -> Iterator[Fleet]:
     """Opens the ports, starts the nodes of `hosts`, and gives the fleet that they join while the block lasts.
 
-    The nodes are told how the block ended. Raises UserError for ports that cannot be opened.
+    The nodes are told how the block ended. With `access` all connections are encrypted.
+
+    Raises UserError for ports that cannot be opened.
     """
-    config = prepared.config
-    bind = "127.0.0.1" if hosts.coordinator.bind in ("auto", "localhost") else hosts.coordinator.bind
-    hub = RouterHub(bind, hosts.coordinator.port)
+    config, bind = prepared.config, hosts.coordinator.bind
+    hub = RouterHub([listening_address(bind)], hosts.coordinator.port, access)
     nodes = LocalNodes(folder.logs, config.timing.stop_seconds, config.timing.restart_seconds, clock)
     fleet = Fleet(
         Cluster(cluster_settings(prepared, hosts, hub.ports[DATA])),
@@ -47,7 +56,9 @@ def started_nodes(
     reason = "the run failed"
     try:
         report.stage(f"starting {count(len(hosts.nodes), 'node')}" if hosts.nodes else "waiting for nodes")
-        nodes.start(hosts.nodes, hub.ports[CONTROL])
+        if not is_loopback(bind):
+            report.note(how_to_join(bind, hub.ports[CONTROL], access))
+        nodes.start(hosts.nodes, hub.ports[CONTROL], dialed_address(bind), access)
         yield fleet
         reason = "the run is over"
     except KeyboardInterrupt:
@@ -58,6 +69,15 @@ def started_nodes(
             fleet.close(reason)
         finally:
             nodes.stop()
+
+
+def how_to_join(bind: str, port: int, access: Access | None) -> str:
+    """Returns the command with which another Mac joins, as a sentence, and what is said about missing encryption."""
+    host = socket.gethostname() if bind in ("*", "0.0.0.0", "::") else f"[{bind}]" if ":" in bind else bind
+    command = f"mlxdist node --connect {host}:{port}"
+    if access is None:
+        return f"{INSECURE}. Other Macs join with: {command} --insecure-lan"
+    return f"other Macs that were admitted (mlxdist nodes) join with: {command} --coordinator {access.server.public}"
 
 
 def cluster_settings(prepared: Prepared, hosts: Hosts, data_port: int) -> ClusterSettings:

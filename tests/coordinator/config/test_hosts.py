@@ -12,6 +12,9 @@ from mlxdist.coordinator.config.hosts import (
     CoordinatorHost,
     Hosts,
     NodeSpec,
+    dialed_address,
+    is_loopback,
+    listening_address,
     load_hosts,
     local_hosts,
     local_only,
@@ -84,7 +87,7 @@ def test_the_run_is_relative_to_the_file(write: Write, tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("run = 'gone.toml'\n" + TWO, 'hosts.toml:1: run = "gone.toml" leads to gone.toml, and there is no file'),
+        ("run = 'gone.toml'\n" + TWO, 'hosts.toml:1: run = "gone.toml" leads to gone.toml, where there is no file'),
         ("run = 3\n" + TWO, "hosts.toml:1: run = 3: must be the path of a run.toml in quotes"),
         ("rum = 'run.toml'\n" + TWO, "hosts.toml:1: rum is not a key; the nearest is run"),
         ("[node]\nhost = 'a'\n" + TWO, "hosts.toml:1: node is not a key; the nearest is nodes"),
@@ -191,7 +194,6 @@ def test_a_missing_file_is_a_sentence(tmp_path: Path) -> None:
 
 NEEDING = {
     "coordinator.host": "mini-1",
-    "coordinator.bind": "192.168.1.5",
     "nodes.host": "mini-1",
     "nodes.user": "ada",
     "nodes.python": "/opt/python3",
@@ -226,10 +228,22 @@ def test_names_of_this_machine_are_local(host: str, bind: str) -> None:
     local_only(Hosts(None, coordinator, (NodeSpec(name="a", host=host),)))
 
 
-def test_every_address_is_beyond_this_machine() -> None:
-    for bind in ("*", "0.0.0.0"):
-        with pytest.raises(NotYetError, match="listening beyond this machine"):
-            local_only(replace(local_hosts(1), coordinator=CoordinatorHost(bind=bind)))
+@pytest.mark.parametrize(
+    ("bind", "loopback", "listens", "dialed"),
+    [
+        ("auto", True, "127.0.0.1", "127.0.0.1"),
+        ("localhost", True, "127.0.0.1", "127.0.0.1"),
+        ("::1", True, "::1", "::1"),
+        ("192.168.1.5", False, "192.168.1.5", "192.168.1.5"),
+        ("fe80::1%en0", False, "fe80::1%en0", "fe80::1%en0"),
+        ("0.0.0.0", False, "0.0.0.0", "127.0.0.1"),
+        ("::", False, "::", "::1"),
+        ("*", False, "*", "127.0.0.1"),
+    ],
+)
+def test_the_chosen_address_is_bound_and_no_other(bind: str, loopback: bool, listens: str, dialed: str) -> None:
+    local_only(replace(local_hosts(1), coordinator=CoordinatorHost(bind=bind)))
+    assert (is_loopback(bind), listening_address(bind), dialed_address(bind)) == (loopback, listens, dialed)
 
 
 # --- the example

@@ -1,0 +1,43 @@
+"""The system's own view of a connection, by its file descriptor: the other end, and an end by force."""
+
+import ipaddress
+import os
+import socket
+from contextlib import suppress
+from typing import NamedTuple
+
+
+class Source(NamedTuple):
+    """The other end of a connection, as the system names it."""
+
+    address: str
+    port: int
+
+
+GONE = Source("an address that was gone at once", 0)
+
+
+def source_of(descriptor: int) -> Source:
+    """Returns the other end of a connection; GONE where it has ended already, or is no TCP connection."""
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as end:
+            address, port = end.getpeername()[:2]
+    except (OSError, ValueError):
+        return GONE
+    return Source(plain_address(address), int(port))
+
+
+def shut(descriptor: int, source: Source) -> None:
+    """Ends a connection that belongs to a library, which then notices and frees it.
+
+    The number may have been given to another file by now: one with another end is left alone.
+    """
+    if source != GONE and source_of(descriptor) == source:
+        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as end:
+            end.shutdown(socket.SHUT_RDWR)
+
+
+def plain_address(text: str) -> str:
+    """Returns an IPv4 address as such, also from a port for both families, which shows it as ::ffff:192.0.2.1."""
+    address = ipaddress.ip_address(text)
+    return str(address.ipv4_mapped or address) if isinstance(address, ipaddress.IPv6Address) else text
