@@ -1,5 +1,6 @@
 """Strangers at the plain ports of a coordinator at work: they are refused, and no bit of its gradients changes."""
 
+import os
 import socket
 import ssl
 import struct
@@ -15,6 +16,7 @@ import psutil
 import pytest
 import zmq
 
+from mlxdist.coordinator.fleet.connections import GONE, source_of
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.transport import CONTROL, DATA
 from mlxdist.protocol.wire import MAGIC, PREAMBLE, encode
@@ -23,7 +25,7 @@ from tests.processes.thieves import Repeated
 from tests.processes.thread_nodes import HERE, Coordinator, Loads, config_of, start_coordinator, thread_nodes
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48)  # of ZMTP 3
-HALF_OPEN = 1500  # connections; mlx-lm sets a limit of 2048 open files for this process
+HALF_OPEN = 1500  # connections
 MOST_STEPS = 2000
 
 
@@ -216,3 +218,13 @@ def test_a_thousand_half_open_connections_change_nothing_and_are_closed(at_work:
         works_while(at_work, Repeated(lambda: next(says, "")))  # until all are closed: none was ready in time
     assert strangers.returncode == 0
     few_files(files + 100)
+
+
+def test_looking_at_a_number_that_is_no_connection_any_more_leaves_no_file_open() -> None:
+    """A connection that is gone at once leaves its number to any other file."""
+    ends = os.pipe()
+    files = psutil.Process().num_fds()
+    assert {source_of(ends[0]) for _ in range(50)} == {GONE}
+    assert psutil.Process().num_fds() == files
+    for end in ends:
+        os.close(end)

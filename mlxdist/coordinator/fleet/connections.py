@@ -20,7 +20,7 @@ GONE = Source("an address that was gone at once", 0)
 def source_of(descriptor: int) -> Source:
     """Returns the other end of a connection; GONE where it has ended already, or is no TCP connection."""
     try:
-        with socket.socket(fileno=os.dup(descriptor)) as end:
+        with _copy(descriptor) as end:
             address, port = end.getpeername()[:2]
     except (OSError, ValueError):
         return GONE
@@ -33,8 +33,18 @@ def shut(descriptor: int, source: Source) -> None:
     The number may have been given to another file by now: one with another end is left alone.
     """
     if source != GONE and source_of(descriptor) == source:
-        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as end:
+        with suppress(OSError), _copy(descriptor) as end:
             end.shutdown(socket.SHUT_RDWR)
+
+
+def _copy(descriptor: int) -> socket.socket:
+    """Returns the socket with a descriptor of its own. Raises OSError for a file that is no socket (any more)."""
+    copy = os.dup(descriptor)
+    try:
+        return socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
 
 
 def plain_address(text: str) -> str:
