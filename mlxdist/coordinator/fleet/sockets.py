@@ -99,7 +99,10 @@ class RouterHub:
         if self._check is not None:
             self._check.start()  # before any port is open: without it libzmq lets every key in
         self._access, self._doorway = access, Doorway()
-        self._sockets = {CONTROL: self._router(handshake_seconds), DATA: self._router(handshake_seconds)}
+        self._sockets = {
+            CONTROL: self._router(handshake_seconds, handover=True),
+            DATA: self._router(handshake_seconds, handover=False),
+        }
         self._monitors = {channel: self._monitor(channel) for channel in self._sockets}
         self.ports: dict[str, int] = {}
         for offset, channel in enumerate(self._sockets):
@@ -113,12 +116,13 @@ class RouterHub:
         if self._check is not None:
             self._poller.register(self._check.zap_socket, zmq.POLLIN)
 
-    def _router(self, handshake_seconds: int) -> "zmq.Socket[bytes]":
+    def _router(self, handshake_seconds: int, *, handover: bool) -> "zmq.Socket[bytes]":
         router = self._context.socket(zmq.ROUTER)
         router.setsockopt(zmq.LINGER, 0)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        # A node that comes back after a half-open connection must not be refused for its own name.
-        router.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        # A supervisor that comes back after a half-open connection must not be refused for its own name. On the data
+        # port no connection takes the name of another: a worker that comes back gets a new session and name.
+        router.setsockopt(zmq.ROUTER_HANDOVER, int(handover))
         router.setsockopt(zmq.MAXMSGSIZE, MOST_FRAME)
         router.setsockopt(zmq.RCVHWM, MOST_QUEUED)
         router.setsockopt(zmq.BACKLOG, BACKLOG)
@@ -274,7 +278,7 @@ def _receive(router: "zmq.Socket[bytes]") -> tuple[bytes, Frames, str, int]:
     while frame.more:
         frame = router.recv(zmq.NOBLOCK, copy=False)
         if not frames:
-            key, number = _user(frame), int(frame.get(zmq.SRCFD))
+            key, number = _user(frame), _connection(frame)
         if len(frames) <= MOST_FRAMES:
             frames.append(frame.buffer)
     return peer, frames, key, number
@@ -285,3 +289,11 @@ def _user(frame: zmq.Frame) -> str:
         return str(frame.get("User-Id"))
     except zmq.ZMQError:  # the connection is not encrypted
         return ""
+
+
+def _connection(frame: zmq.Frame) -> int:
+    """The number of the connection; -1 for a peer that libzmq takes for one of the first ZeroMQ, such as TLS."""
+    try:
+        return int(frame.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return -1
