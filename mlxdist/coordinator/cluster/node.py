@@ -109,7 +109,7 @@ class Node:
             self.control.rival_heartbeats += 1
 
     def carrying_limit(self, seconds: float) -> float:
-        """Returns the seconds that may pass without a block of a vector on its way: `seconds`, or more on a slow link."""
+        """Returns the seconds that a block of a vector on its way may take: `seconds`, or more on a slow link."""
         return float(max(seconds, LONGER * self.longest_wait) * 2 ** min(self.silences, MOST_DOUBLINGS))
 
     def heard_data(self, now: float, *, carrying: bool) -> None:
