@@ -1,10 +1,13 @@
 """Attacks a coordinator on loopback with hostile peers for a bounded time, and prints what it cost as JSON.
 
-    python scripts/attack.py --peers 64 --seconds 300
+    python scripts/attack.py --peers 64 --seconds 300              # a run on loopback, without encryption
+    python scripts/attack.py --peers 64 --seconds 300 --encrypted  # as beyond loopback: strangers without a key
 
 The coordinator is a real cluster and fleet over real ports in this process; the peers are threads of another process.
 They send garbage, oversized and many frames, messages of all types with hostile values, and do not read what comes
-back. Meanwhile a node that behaves is asked to answer heartbeats. Nothing leaves loopback.
+back. Where the run is encrypted they try keys that were not admitted, no key, another server's key, and handshakes that
+are half, slow or too large; their messages never arrive. Meanwhile a node that behaves is asked to answer heartbeats.
+Nothing leaves loopback.
 """
 
 import argparse
@@ -15,7 +18,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -24,8 +29,11 @@ import zmq
 
 from mlxdist.coordinator.cluster.cluster import Cluster
 from mlxdist.coordinator.cluster.settings import ClusterSettings
+from mlxdist.coordinator.fleet.access import Access
 from mlxdist.coordinator.fleet.fleet import Fleet
 from mlxdist.coordinator.fleet.sockets import RouterHub
+from mlxdist.keys.pair import new_pair
+from mlxdist.keys.store import KeyStore
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.transport import CONTROL, DATA
 from mlxdist.protocol.wire import MAGIC, PREAMBLE, decode, encode
@@ -68,22 +76,59 @@ def hostile(rng: random.Random) -> list[bytes]:
             return header({"type": "Heartbeat", "session": session, "worker_pid": 1})
 
 
-def attack(ports: list[int], peers: int, seconds: float) -> None:
+def greeting(mechanism: bytes) -> bytes:
+    """The 64 bytes with which a connection of ZeroMQ begins."""
+    return b"\xff" + bytes(8) + b"\x7f\x03\x00" + mechanism.ljust(20, b"\0") + bytes(32)
+
+
+def knocks() -> list[bytes]:
+    """Beginnings of connections: of other protocols, of half handshakes, and of one that announces 2 MB and more."""
+    command = b"\x06" + (2 << 20).to_bytes(8, "big") + b"\x05HELLO" + bytes(1 << 20)
+    hello = b"\x04\xc8\x05HELLO\x01\x00" + bytes(192)
+    return [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\x02\x00",
+        b"\xff",
+        greeting(b"NULL"),
+        greeting(b"CURVE"),
+        greeting(b"CURVE") + hello,
+        greeting(b"CURVE") + command,
+        greeting(b"NULL") + command,
+    ]
+
+
+def stranger(context: "zmq.Context[Any]", rng: random.Random, server: bytes) -> "zmq.Socket[bytes]":
+    """A socket that is never read. With the `server`'s key it tries a key of its own, another server, or none."""
+    dealer = context.socket(zmq.DEALER)
+    dealer.setsockopt(zmq.LINGER, 0)
+    dealer.setsockopt(zmq.RCVHWM, 1)
+    dealer.setsockopt(zmq.SNDHWM, 8)
+    dealer.setsockopt(zmq.SNDTIMEO, 500)
+    if server and rng.randrange(4):
+        dealer.curve_publickey, dealer.curve_secretkey = zmq.curve_keypair()
+        dealer.setsockopt(zmq.CURVE_SERVERKEY, server if rng.randrange(3) else bytes(32))
+    return dealer
+
+
+def attack(ports: list[int], peers: int, seconds: float, server: bytes) -> None:
     """Sends hostile messages from `peers` connections that are never read, and opens half connections."""
     sent: Counter[str] = Counter()
 
     def one(number: int) -> None:
         rng, until = random.Random(number), time.monotonic() + seconds
         context = zmq.Context()
+        halves: deque[socket.socket] = deque()
         while time.monotonic() < until:
-            dealer = context.socket(zmq.DEALER)
-            dealer.setsockopt(zmq.LINGER, 0)
-            dealer.setsockopt(zmq.RCVHWM, 1)
-            dealer.setsockopt(zmq.SNDHWM, 8)
-            dealer.setsockopt(zmq.SNDTIMEO, 500)
+            dealer = stranger(context, rng, server)
             dealer.connect(f"tcp://{HERE}:{ports[number % 2]}")
-            plain = socket.create_connection((HERE, ports[rng.randrange(2)]))
-            plain.sendall(rng.choice([b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00", b"\xff"]))
+            for _ in range(4):
+                halves.append(socket.create_connection((HERE, ports[rng.randrange(2)])))
+                with suppress(OSError):
+                    halves[-1].settimeout(0.5)
+                    halves[-1].sendall(rng.choice(knocks()))
+                sent["connections"] += 1
+            while len(halves) > 16:
+                halves.popleft().close()
             for _ in range(rng.choice([1, 20, 200])):
                 try:
                     dealer.send_multipart(hostile(rng))
@@ -92,8 +137,9 @@ def attack(ports: list[int], peers: int, seconds: float) -> None:
                     sent["stuck"] += 1
                 if time.monotonic() > until:
                     break
-            plain.close()
             dealer.close(0)
+        for half in halves:
+            half.close()
         context.term()
 
     threads = [threading.Thread(target=one, args=(number,)) for number in range(peers)]
@@ -109,20 +155,26 @@ def settled(process: psutil.Process) -> int:
     return int(process.memory_info().rss)
 
 
-def measure(peers: int, seconds: float) -> dict[str, Any]:
+def measure(peers: int, seconds: float, encrypted: bool = False) -> dict[str, Any]:
     """Runs the attack against a coordinator here, beside a supervisor that behaves, and returns what it cost."""
-    hub = RouterHub([HERE], 0)
+    access = Access(new_pair(), KeyStore(Path("none"))) if encrypted else None
+    hub = RouterHub([HERE], 0, access)
     cluster = Cluster(ClusterSettings("run", 1, SPEC, {}, hub.ports[DATA]))
     fleet = Fleet(cluster, hub)
     here, context = psutil.Process(), zmq.Context()
     honest = context.socket(zmq.DEALER)
+    if access is not None:
+        keys = access.keys_for("honest")
+        honest.curve_publickey, honest.curve_secretkey = bytes.fromhex(keys.public), bytes.fromhex(keys.secret)
+        honest.curve_serverkey = bytes.fromhex(keys.coordinator)
     honest.connect(f"tcp://{HERE}:{hub.ports[CONTROL]}")
     honest.send_multipart(encode(m.Register(m.PROTOCOL_VERSION, "honest", 0, {})))
     accept, _ = decode(honest.recv_multipart())
     assert isinstance(accept, m.Accept)
     before, fds = settled(here), here.num_fds()
     ports = [hub.ports[CONTROL], hub.ports[DATA]]
-    command = [sys.executable, __file__, "--attack", *map(str, ports), "--peers", str(peers), "--seconds", str(seconds)]
+    command = [sys.executable, __file__, "--attack", *map(str, ports), "--peers", str(peers)]
+    command += ["--server", access.server.public if access is not None else "", "--seconds", str(seconds)]
     attacker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     most = most_fds = 0
     slowest = 0.0
@@ -149,6 +201,7 @@ def measure(peers: int, seconds: float) -> dict[str, Any]:
     result = {
         "peers": peers,
         "seconds": seconds,
+        "encrypted": encrypted,
         "rss_before_mb": round(before / 1e6, 1),
         "rss_most_mb": round(most / 1e6, 1),
         "rss_after_mb": round(settled(here) / 1e6, 1),
@@ -176,12 +229,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--peers", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--encrypted", action="store_true")
+    parser.add_argument("--server", default="", help=argparse.SUPPRESS)
     parser.add_argument("--attack", nargs=2, type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.attack:
-        attack(options.attack, options.peers, min(options.seconds, 3600.0))
+        attack(options.attack, options.peers, min(options.seconds, 3600.0), bytes.fromhex(options.server))
     else:
-        print(json.dumps(measure(options.peers, min(options.seconds, 3600.0)), indent=2))
+        print(json.dumps(measure(options.peers, min(options.seconds, 3600.0), options.encrypted), indent=2))
 
 
 if __name__ == "__main__":

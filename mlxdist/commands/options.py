@@ -1,7 +1,8 @@
 """Options that several commands have."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -31,10 +32,14 @@ RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="The output folder 
 BaseModel = Annotated[str, typer.Option(help="The base model's folder or hub id, where it has moved.")]
 
 
-def cluster_of(hosts: Path | None, nodes: int | None) -> "Hosts":
-    """Returns the nodes of a hosts file, or so many on this machine. Raises UserError for both, or a wrong file."""
+def cluster_of(hosts: Path | None, nodes: int | None, mixed: Literal["spare", "allow"] | None = None) -> "Hosts":
+    """Returns the nodes of a hosts file, or so many on this machine; `mixed` stands for the key of the file.
+
+    Raises UserError where both are given, and for a faulty file.
+    """
     from mlxdist.coordinator.config.hosts import load_hosts, local_hosts
 
     if hosts is not None and nodes is not None:
         raise UserError("--nodes counts nodes on this machine, and --hosts lists them in a file: give one of the two")
-    return load_hosts(hosts) if hosts is not None else local_hosts(nodes or 1)
+    cluster = load_hosts(hosts) if hosts is not None else local_hosts(nodes or 1)
+    return replace(cluster, coordinator=replace(cluster.coordinator, mixed=mixed or cluster.coordinator.mixed))

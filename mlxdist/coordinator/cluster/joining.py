@@ -5,6 +5,7 @@ Register -> Accept      Hello -> Welcome      Loaded -> Canary      CanaryAnswer
 
 from dataclasses import dataclass
 
+from mlxdist.coordinator.cluster.bit_classes import BitClasses
 from mlxdist.coordinator.cluster.compatibility import check_model, check_versions
 from mlxdist.coordinator.cluster.events import Event, FalseAlarm, NodeNews, Send, news_of, to_supervisor, to_worker
 from mlxdist.coordinator.cluster.membership import Membership
@@ -28,6 +29,7 @@ class Joining:
 
     settings: ClusterSettings
     members: Membership
+    bits: BitClasses
     introduction: m.Loaded | None = None
 
     @property
@@ -80,6 +82,7 @@ class Joining:
         node.worker.progressed = now
         if before is not None:
             node.speed, node.early_exits = before.speed, before.early_exits
+            node.wrong_answers = before.wrong_answers
         self.members.nodes[node.name] = node
         self.members.given_up.pop(node.name, None)
         return node
@@ -133,11 +136,11 @@ class Joining:
 
     def canary(self, node: Node, message: m.CanaryAnswer) -> list[Event]:
         """Takes a worker's canary answers: it is ready."""
-        if len(message.digests) != CANARY_TIMES:
+        if len(message.digests) != CANARY_TIMES or not all(message.digests):
             raise WireError(f"{len(message.digests)} canary answers where {CANARY_TIMES} were due")
         node.move(NodeEvent.CANARY_ANSWERED)
         node.canary, node.early_exits = message.digests, 0
-        return [news_of(node, "ready")]
+        return self.bits.joined(node)
 
 
 def refusal(message: m.Register, owner: str = "") -> str:

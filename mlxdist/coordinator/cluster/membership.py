@@ -26,6 +26,8 @@ SILENT_HEARTBEATS = 1.5  # heartbeats without a word after which the connection 
 MOST_NODES = 512  # by name, those that are gone included
 TAIL_LINES = 20  # of a worker that ended, in a sentence
 EARLY_EXITS = 3  # workers in a row that ended before they were ready: the node is given up
+MOST_RESTARTS = 3  # of a node's workers within an hour, for wrong answers; after that the node is put out
+HOUR = 3600.0
 
 
 def _random_bits() -> str:
@@ -76,6 +78,12 @@ class Membership:
         if not launched or not launched <= self.given_up.keys():
             return None
         return None if any(not node.gone for node in self.nodes.values()) else next(iter(self.given_up.values()))
+
+    @property
+    def absent(self) -> int:
+        """The number of launched nodes that are gone, or have not come yet, and whose supervisors are started again."""
+        names = self.settings.launched - self.given_up.keys()
+        return sum(name not in self.nodes or self.nodes[name].gone for name in names)
 
     # ---- being there
 
@@ -139,7 +147,7 @@ class Membership:
         if control.closed is not None and now - control.closed > timing.return_seconds:
             why = f"its connection stayed closed for {timing.return_seconds:.3g} s"
             return self.lose(node, NodeEvent.LOST, why)
-        if (silent > timing.suspect_seconds or control.closed is not None) and node.works:
+        if (silent > timing.suspect_seconds or control.closed is not None) and node.watched:
             node.move(NodeEvent.SILENT)
             why = "its connection is closed" if control.closed is not None else f"no heartbeat for {silent:.3g} s"
             events = [news_of(node, why)]
@@ -216,13 +224,24 @@ class Membership:
         over = to_supervisor(node, m.Stale(node.session, reason, over=True))
         return [*self.lose(node, NodeEvent.LOST, reason, "its session is over", blame=False), over]
 
-    def restart_worker(self, node: Node, reason: str) -> list[Event]:
+    def wrong_answer(self, node: Node, cause: str, now: float) -> list[Event]:
+        """Has the worker of a node that gave a wrong answer restarted; where that did not help, puts the node out.
+
+        The leaf in work is not to blame.
+        """
+        node.wrong_answers = (*(time for time in node.wrong_answers if now - time < HOUR), now)
+        if len(node.wrong_answers) <= MOST_RESTARTS:
+            return self.restart_worker(node, cause, blame=False)
+        why = f"its worker was restarted {MOST_RESTARTS} times within an hour for wrong answers, and gave another one"
+        return self.quarantine(node, f"{why} ({cause}). Run `mlxdist selfcheck` there before it takes part again")
+
+    def restart_worker(self, node: Node, reason: str, *, blame: bool = True) -> list[Event]:
         """Has the supervisor start another worker: this one is of no use."""
         node.kill_requested = node.worker.pid
         restart = to_supervisor(node, m.Restart(node.session, node.worker.pid))
         if node.worker.ended:
             return [restart]
-        return [restart, *self.lose(node, NodeEvent.WORKER_EXIT, reason, "its worker is restarted")]
+        return [restart, *self.lose(node, NodeEvent.WORKER_EXIT, reason, "its worker is restarted", blame=blame)]
 
     def turn_away(self, node: Node, error: MlxdistError) -> list[Event]:
         """Tells the node the reason why it cannot take part; the others go on."""

@@ -36,7 +36,7 @@ class Worker:
     adapter_here: int = -1  # the newest adapter that has arrived
     has_reference: bool = False  # the reference's adapter was sent, or is on its way
     leaves_done: int = 0
-    damaged: int = 0  # vectors that arrived with another hash, in either direction
+    damaged: int = 0  # vectors in a row that arrived with another hash, in either direction
     cancelled: set[int] = field(default_factory=set)  # attempts that it has not let go of yet
 
 
@@ -51,6 +51,8 @@ class Node:
     state: NodeState = NodeState.CONNECTING
     host: Mapping[str, str] = field(default_factory=dict)
     canary: tuple[str, ...] = ()
+    held_back: bool = False  # of another bit class than the run: a spare, used when nothing else is left
+    wrong_answers: tuple[float, ...] = ()  # when its worker was restarted for one, lately
     speed: Speed = field(default_factory=Speed)
     peak_bytes: int = 0
     early_exits: int = 0  # workers in a row that ended before they were ready
@@ -62,9 +64,24 @@ class Node:
         self.state = states.advance(NODE_TRANSITIONS, self.state, event)
 
     @property
+    def connected(self) -> bool:
+        """True if the node is ready or at work, with a data connection."""
+        return self.state in WORKING and self.worker.data_closed is None
+
+    @property
     def there(self) -> bool:
         """True if the node can be given leaves, now or as soon as it has let go of one."""
-        return self.state in WORKING and self.worker.data_closed is None
+        return self.connected and not self.held_back
+
+    @property
+    def watched(self) -> bool:
+        """True if a silence makes the node suspect: it can be given leaves now, or is a spare."""
+        return self.works or (self.held_back and self.connected)
+
+    @property
+    def computes(self) -> bool:
+        """True if the node is one of those that are given leaves; it may be silent for a moment."""
+        return (self.state in WORKING or self.state is NodeState.SUSPECT) and not self.held_back
 
     @property
     def works(self) -> bool:

@@ -4,7 +4,12 @@ import ipaddress
 import os
 import socket
 from contextlib import suppress
+from struct import Struct
 from typing import NamedTuple
+
+from mlxdist.coordinator.fleet.macos import RECEIVED_OF_CONNECTION
+
+RECEIVED = Struct("@Q")
 
 
 class Source(NamedTuple):
@@ -35,6 +40,17 @@ def shut(descriptor: int, source: Source) -> None:
     if source != GONE and source_of(descriptor) == source:
         with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as end:
             end.shutdown(socket.SHUT_RDWR)
+
+
+def received_bytes(descriptor: int) -> int:
+    """Returns how many bytes have come in over a connection; 0 where the system does not say."""
+    level, option, place = RECEIVED_OF_CONNECTION
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as end:
+            said = end.getsockopt(level, option, place + RECEIVED.size)
+    except (OSError, ValueError):
+        return 0
+    return int(RECEIVED.unpack_from(said, place)[0]) if len(said) == place + RECEIVED.size else 0
 
 
 def plain_address(text: str) -> str:

@@ -5,12 +5,15 @@ Where too many wait, the oldest of the address that has most of them is closed: 
 """
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mlxdist.coordinator.fleet.connections import Source
 from mlxdist.protocol.transport import Refusal
 
 MOST_WAITING = 256
+MOST_BYTES = 1 << 20  # over a connection before its node is known: a first message has a few thousand
+LOOK_SECONDS = 0.05  # between two looks at them
 NO_HANDSHAKE = "it sent nothing that a node sends"
 
 
@@ -22,6 +25,7 @@ class Doorway:
     waiting: dict[int, Source] = field(default_factory=dict)
     refusals: list[Refusal] = field(default_factory=list)
     _reason: str = ""  # of the connection that ends next
+    _looked: float = -LOOK_SECONDS  # at the bytes
 
     def accepted(self, descriptor: int, source: Source) -> tuple[int, Source] | None:
         """Notes a new connection. Returns the one that must be closed for it, if any."""
@@ -35,9 +39,24 @@ class Doorway:
         self.refusals.append(Refusal(crowd, f"{self.most} connections without a node were open"))
         return oldest, source
 
+    def too_much(self, received: Callable[[int], int], now: float) -> list[tuple[int, Source]]:
+        """Returns the connections that must be closed: they have sent too much. `received`: bytes of a descriptor."""
+        if now - self._looked < LOOK_SECONDS:
+            return []
+        self._looked = now
+        found = [(number, source) for number, source in self.waiting.items() if received(number) > MOST_BYTES]
+        for number, source in found:
+            del self.waiting[number]
+            self.refusals.append(Refusal(source.address, f"it sent {MOST_BYTES >> 20} MiB before its node was known"))
+        return found
+
     def admitted(self, descriptor: int) -> None:
         """Notes that the node of a connection is known now."""
         self.waiting.pop(descriptor, None)
+
+    def refused(self, source: Source, reason: str) -> None:
+        """Notes that a connection is closed for what it has sent."""
+        self.refusals.append(Refusal(source.address, reason))
 
     def failed(self, reason: str) -> None:
         """Notes why the connection that ends next could not be used."""

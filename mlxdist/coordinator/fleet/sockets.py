@@ -2,6 +2,7 @@
 
 import errno
 import socket
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -10,8 +11,8 @@ from zmq.auth import Authenticator
 from zmq.utils.monitor import recv_monitor_message
 
 from mlxdist.coordinator.fleet.access import Access
-from mlxdist.coordinator.fleet.connections import shut, source_of
-from mlxdist.coordinator.fleet.doorway import Doorway
+from mlxdist.coordinator.fleet.connections import received_bytes, shut, source_of
+from mlxdist.coordinator.fleet.doorway import LOOK_SECONDS, Doorway
 from mlxdist.protocol.errors import ConfigError
 from mlxdist.protocol.transport import CONTROL, DATA, Parcel, Refusal
 from mlxdist.protocol.wire import Frames
@@ -19,6 +20,7 @@ from mlxdist.protocol.wire import Frames
 BATCH = 256  # messages taken from a port before the other one is looked at, …
 BATCH_BYTES = 8 << 20  # … or about so many bytes
 MOST_QUEUED = 16  # messages that wait of one peer; then TCP makes it wait
+MOST_FRAMES = 3  # of a message of ours
 MOST_FRAME = 2 << 20  # bytes: no message to the coordinator has a longer frame; blocks have 1 MiB
 
 # A node that vanished leaves a connection that is open at this end only. One with nothing under way is
@@ -40,7 +42,7 @@ WATCHED = (
 )
 FAILURES: dict[int, str] = {
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "its key is not known here",
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: f"it was not ready within {HANDSHAKE_SECONDS} s",
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "it made no handshake in time",
 }
 PROTOCOL_FAILURES: dict[int, str] = {
     zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH: "it does not encrypt as this run does",
@@ -75,19 +77,27 @@ class _KeyCheck(Authenticator):
 class RouterHub:
     """A Hub over two ROUTER sockets. One thread receives and sends; `wake` may be called from any."""
 
-    def __init__(self, addresses: Sequence[str], port: int, access: Access | None = None) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        port: int,
+        access: Access | None = None,
+        *,
+        io_threads: int = IO_THREADS,
+        handshake_seconds: int = HANDSHAKE_SECONDS,
+    ) -> None:
         """Binds control to `port` and data to `port + 1` of all addresses; 0 picks both. "*" is every address.
 
         With `access` every connection is encrypted, and only its keys are let in.
 
         Raises ConfigError for a port in use, or an address that is not this machine's.
         """
-        self._context = zmq.Context(IO_THREADS)
+        self._context = zmq.Context(io_threads)
         self._check = _KeyCheck(self._context, access) if access is not None else None
         if self._check is not None:
             self._check.start()  # before any port is open: without it libzmq lets every key in
         self._access, self._doorway = access, Doorway()
-        self._sockets = {CONTROL: self._router(), DATA: self._router()}
+        self._sockets = {CONTROL: self._router(handshake_seconds), DATA: self._router(handshake_seconds)}
         self._monitors = {name: router.get_monitor_socket(WATCHED) for name, router in self._sockets.items()}
         self.ports: dict[str, int] = {}
         for offset, channel in enumerate(self._sockets):
@@ -101,7 +111,7 @@ class RouterHub:
         if self._check is not None:
             self._poller.register(self._check.zap_socket, zmq.POLLIN)
 
-    def _router(self) -> "zmq.Socket[bytes]":
+    def _router(self, handshake_seconds: int) -> "zmq.Socket[bytes]":
         router = self._context.socket(zmq.ROUTER)
         router.setsockopt(zmq.LINGER, 0)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -110,7 +120,7 @@ class RouterHub:
         router.setsockopt(zmq.MAXMSGSIZE, MOST_FRAME)
         router.setsockopt(zmq.RCVHWM, MOST_QUEUED)
         router.setsockopt(zmq.BACKLOG, BACKLOG)
-        router.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_SECONDS * 1000)
+        router.setsockopt(zmq.HANDSHAKE_IVL, handshake_seconds * 1000)
         router.setsockopt(zmq.TCP_MAXRT, RETRY_SECONDS * 1000)
         for option, value in KEEPALIVE.items():
             router.setsockopt(option, value)
@@ -148,6 +158,7 @@ class RouterHub:
 
     def receive(self, timeout: float) -> list[Parcel]:
         """The parcels that have arrived on either port, after up to `timeout` seconds of waiting for the first."""
+        timeout = min(timeout, LOOK_SECONDS) if self._doorway.waiting else timeout
         ready = dict(self._poller.poll(int(timeout * 1000)))
         if self._woken.fileno() in ready:
             try:
@@ -160,6 +171,8 @@ class RouterHub:
         for monitor in self._monitors.values():
             if monitor in ready:
                 self._watch(monitor)
+        for greedy in self._doorway.too_much(received_bytes, time.monotonic()):
+            shut(*greedy)
         arrived: list[Parcel] = []
         for channel, router in self._sockets.items():
             if router not in ready:
@@ -174,6 +187,9 @@ class RouterHub:
                     owner = self._access.name_of(owner) or ""
                     if not owner:
                         continue  # its key was taken off the list
+                if len(frames) > MOST_FRAMES:
+                    self._doorway.refused(end := source_of(number), f"a message of over {MOST_FRAMES} frames")
+                    shut(number, end)
                 number = number if number in self._doorway.waiting else -1
                 arrived.append(Parcel(channel, peer, frames, owner, number))
                 taken += sum(map(len, frames))
@@ -239,7 +255,7 @@ class RouterHub:
 def _receive(router: "zmq.Socket[bytes]") -> tuple[bytes, Frames, str, int]:
     """One message: its peer, its frames, the key that opened its connection, the number of that connection.
 
-    Of more frames than a message of ours has, the rest is dropped one by one.
+    Of more frames than a message of ours has, one more is kept as a sign of it, and the rest dropped one by one.
     """
     frames: list[memoryview] = []
     frame = router.recv(zmq.NOBLOCK, copy=False)
@@ -248,7 +264,7 @@ def _receive(router: "zmq.Socket[bytes]") -> tuple[bytes, Frames, str, int]:
         frame = router.recv(zmq.NOBLOCK, copy=False)
         if not frames:
             key, number = _user(frame), int(frame.get(zmq.SRCFD))
-        if len(frames) < 4:
+        if len(frames) <= MOST_FRAMES:
             frames.append(frame.buffer)
     return peer, frames, key, number
 

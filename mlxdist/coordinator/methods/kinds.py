@@ -14,7 +14,6 @@ from mlxdist.coordinator.config.advice import collapse_advice
 from mlxdist.coordinator.fleet.fleet import Fleet
 from mlxdist.coordinator.methods.method import Method, places_named
 from mlxdist.coordinator.methods.step_metrics import Metrics, dpo_metrics, kto_metrics, orpo_metrics, sft_metrics
-from mlxdist.coordinator.schedule.rounds import Request
 from mlxdist.protocol.errors import NonFiniteError
 from mlxdist.protocol.losses import REFERENCE_POINT
 from mlxdist.protocol.methods import DPO, KTO, ORPO, SFT, Columns, columns_of
@@ -77,7 +76,7 @@ class Kto(Method):
 
     def _reference_point(self, fleet: Fleet, rows: PairedRows, step: Step, adapter_version: int) -> float:
         leaves = cut_kl(step, rows, self.config.batch.micro_size, self.config.batch.max_length)
-        request = Request("score", step.number, adapter_version, leaves, parameters="current+reference")
+        request = self._score_request(step.number, adapter_version, leaves, "current+reference")
         with places_named(rows, step.rows, leaves):
             answers = fleet.score(request)
             for leaf, row_outputs in zip(leaves, answers, strict=True):

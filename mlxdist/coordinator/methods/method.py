@@ -109,7 +109,14 @@ class Method(ABC):
         known = columns_of(spec.reference, taken(references.train, order))
         inputs = per_leaf(leaves, {**labels, **known})
         request = Request(
-            "gradient", step.number, adapter_version, leaves, loss=self.loss, scalars=scalars, row_inputs=inputs
+            "gradient",
+            step.number,
+            adapter_version,
+            leaves,
+            loss=self.loss,
+            scalars=scalars,
+            row_inputs=inputs,
+            columns=spec.row_outputs,
         )
         with places_named(self.rows, order, leaves):
             grad_sum, answers = fleet.gradient(request)
@@ -137,7 +144,7 @@ class Method(ABC):
         scalars = self.scalars(fleet, rows, step, adapter_version)
         known = taken(references.valid, order)
         parameters = "current+reference" if np.isnan(known).any() else "current"
-        answers = fleet.score(Request("score", adapter_version, adapter_version, leaves, parameters=parameters))
+        answers = fleet.score(self._score_request(adapter_version, adapter_version, leaves, parameters))
         scores = columns_of(spec.scores(parameters), np.concatenate(answers))
         if parameters == "current":
             references = references.with_valid(order, known, known.size)
@@ -151,6 +158,10 @@ class Method(ABC):
             on_cpu = {name: mx.array(column) for name, column in columns.items()}
             columns[LOSS] = np.array(row_losses(spec.name, self.loss, on_cpu, scalars))
         return Scored(order, leaves, columns, self._weight(leaves), scalars), references
+
+    def _score_request(self, step: int, adapter_version: int, leaves: tuple[Leaf, ...], parameters: str) -> Request:
+        columns = self.spec.scores(parameters)
+        return Request("score", step, adapter_version, leaves, parameters=parameters, columns=columns)
 
     def _cut(self, rows: Rows, step: Step) -> tuple[Leaf, ...]:
         return cut(step, rows, self.config.batch.micro_size, self.config.batch.max_length)

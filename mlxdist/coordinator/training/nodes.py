@@ -22,6 +22,7 @@ from mlxdist.coordinator.report.reporter import Reporter
 from mlxdist.coordinator.storage.node_log import append_line
 from mlxdist.coordinator.storage.run_folder import RunFolder
 from mlxdist.coordinator.training.prepare import Prepared
+from mlxdist.coordinator.training.promises import PromiseFile
 from mlxdist.keys.choose import INSECURE
 from mlxdist.protocol.errors import SaveError
 from mlxdist.protocol.transport import CONTROL, DATA
@@ -45,10 +46,11 @@ def started_nodes(
     config, bind = prepared.config, hosts.coordinator.bind
     hub = RouterHub([listening_address(bind)], hosts.coordinator.port, access)
     nodes = LocalNodes(folder.logs, config.timing.stop_seconds, config.timing.restart_seconds, clock)
+    promises = PromiseFile(folder, report)
     fleet = Fleet(
         Cluster(cluster_settings(prepared, hosts, hub.ports[DATA])),
         hub,
-        on_news=lambda news: tell(news, report, folder),
+        on_news=lambda news: tell(news, report, folder, promises),
         watch=nodes.watch,
         clock=clock,
         audit=Audit(config.train.audit, config.batch.seed),
@@ -68,12 +70,16 @@ def started_nodes(
         try:
             fleet.close(reason)
         finally:
+            promises.flush()
             nodes.stop()
 
 
 def how_to_join(bind: str, port: int, access: Access | None) -> str:
     """Returns the command with which another Mac joins, as a sentence, and what is said about missing encryption."""
-    host = socket.gethostname() if bind in ("*", "0.0.0.0", "::") else f"[{bind}]" if ":" in bind else bind
+    address, zone, _ = bind.partition("%")
+    host = socket.gethostname() if bind in ("*", "0.0.0.0", "::") else address
+    if ":" in host:  # the zone of a link-local address is the name of the interface, which differs between Macs
+        host = f"[{host}{zone and '%INTERFACE'}]"
     command = f"mlxdist node --connect {host}:{port}"
     if access is None:
         return f"{INSECURE}. Other Macs join with: {command} --insecure-lan"
@@ -90,14 +96,18 @@ def cluster_settings(prepared: Prepared, hosts: Hosts, data_port: int) -> Cluste
         data_port=data_port,
         timing=prepared.config.timing,
         min_nodes=hosts.coordinator.min_nodes,
+        mixed=hosts.coordinator.mixed,
         launched=frozenset(node.name for node in hosts.nodes),
         memory=prepared.memory,
     )
 
 
-def tell(news: NodeNews, report: Reporter, folder: RunFolder) -> None:
-    """Writes a node's own lines to its log, and gives all other news to the report."""
-    if news.log:
+def tell(news: NodeNews, report: Reporter, folder: RunFolder, promises: PromiseFile) -> None:
+    """Writes a node's own lines to its log and a new promise to config.json, and gives all other news to the report."""
+    promises.flush()
+    if news.promise is not None:
+        promises.add(news.promise)
+    elif news.log:
         try:
             append_line(folder.logs / f"{news.name}.log", news.message)
         except SaveError as error:
