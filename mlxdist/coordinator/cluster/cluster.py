@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from mlxdist.coordinator.cluster.bit_classes import BitClasses
+from mlxdist.coordinator.cluster.data_watch import watch_data
 from mlxdist.coordinator.cluster.dispatch import Dispatch
 from mlxdist.coordinator.cluster.events import (
     Event,
@@ -208,6 +209,7 @@ class Cluster:
         self.now = now
         for node in list(self.nodes.values()):
             self._act(self.members.check(node, now))
+            self._act(self._watch_data(node, now))
             if self.transfers.uploads.stalled(node.name) and self.scheduler.in_work(node.name) is None:
                 node.worker.progressed = now  # it waits for us
             if not node.worker.ended and (idle := self.scheduler.stuck(node, now)) is not None:
@@ -217,6 +219,12 @@ class Cluster:
                     self._act(self.members.restart_worker(node, f"it did nothing for {idle:.3g} s"))
         self._settle()
         self._act(self.scheduler.copy_late(self.nodes, now))
+
+    def _watch_data(self, node: Node, now: float) -> list[Event]:
+        loading = node.state is NodeState.LOADING
+        patience = self.settings.timing.start_timeout if loading else self.scheduler.patience(node)
+        carrying = self.transfers.times.under_way(node.name)
+        return watch_data(self.members, node, now, carrying=carrying, patience=patience)
 
     def slept(self, gap: float, asleep: float, now: float) -> None:
         """Notes that this process did nothing, for seconds that its clock shows and others that it does not.

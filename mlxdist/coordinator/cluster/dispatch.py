@@ -78,11 +78,12 @@ class Dispatch:
         self, node: Node, message: m.Message, payload: memoryview, channel: str, peer: bytes, now: float
     ) -> list[Event]:
         events: list[Event] = []
+        owner = node.control.peer if channel == CONTROL else node.worker.data
+        if owner not in (None, peer):
+            return self._of_another(node, message, channel, peer, now)
         try:
             if channel == DATA:
                 return self._on_data(node, message, payload, peer, now)
-            if peer != node.control.peer:
-                raise StaleError(f"{type(message).__name__} from another connection than {node.name}'s")
             events += self.members.heard(node, now, busy=self.scheduler.busy(node.name))
             return events + self.members.on_control(node, message, self.scheduler.in_work(node.name))
         except StaleError as error:
@@ -93,10 +94,27 @@ class Dispatch:
         except (WireError, ValueError) as error:  # ValueError: the state table has no place for the message
             return events + self.members.wrong_answer(node, f"it sent what makes no sense: {error}", now)
 
+    def _of_another(self, node: Node, message: m.Message, channel: str, peer: bytes, now: float) -> list[Event]:
+        """Refuses a message in a node's session that comes from a connection which is not the node's: a copy of it.
+
+        It is counted, said once a minute, and answered as long as the sender may be reading.
+        """
+        what = f"{type(message).__name__} from another connection than {node.name}'s"
+        events: list[Event] = []
+        if self.offenders.refuse(channel, peer, now):
+            said = f"a message was refused: {what} ({self.offenders.refused} so far)"
+            events.append(NodeNews("coordinator", "", said, log=True))
+        if self.offenders.may_answer(channel, peer, now):
+            events.append(Send(channel, peer, m.Stale(node.session, what)))
+        return events
+
     def _on_data(self, node: Node, message: m.Message, payload: memoryview, peer: bytes, now: float) -> list[Event]:
         """Takes a message of a worker. Raises StaleError for one of another worker, WireError for nonsense."""
-        if node.worker.ended or (peer != node.worker.data and not isinstance(message, m.Hello)):
+        if node.worker.ended or (node.worker.data is None and not isinstance(message, m.Hello)):
             raise StaleError(f"{type(message).__name__} from another worker than {node.name}'s")
+        node.heard_data(now, carrying=self.transfers.times.under_way(node.name))
+        if isinstance(message, m.Pong):  # the connection is there; whether the worker works is another matter
+            return []
         progress = self._is_progress(node, message)
         events = self._of_worker(node, message, payload, peer, now)
         if progress:

@@ -166,16 +166,19 @@ class Scheduler:
         assignments = self.round.of(node.name) if self.round is not None else []
         if not assignments and not node.worker.cancelled:
             return None
-        leaf = next((one.in_work for one in assignments if one.in_work is not None), None)
         idle = now - node.worker.progressed
+        return idle if idle > self.patience(node) else None
+
+    def patience(self, node: Node) -> float:
+        """Seconds for which a node's worker may do nothing, with the work that it has."""
+        assignments = self.round.of(node.name) if self.round is not None else []
+        leaf = next((one.in_work for one in assignments if one.in_work is not None), None)
         if not assignments or self.round is None:  # it is to let go of a leaf
-            limit = self.deadlines.limit(0, 0, first=True)
-        elif leaf is None:  # its partial travels
-            limit = self.settings.timing.progress_seconds
-        else:
-            tokens = leaf_tokens(self.round.request.leaves[leaf])
-            limit = self.deadlines.limit(sum(tokens), max(tokens), first=not node.worker.leaves_done)
-        return idle if idle > limit else None
+            return self.deadlines.limit(0, 0, first=True)
+        if leaf is None:  # its partial travels
+            return self.settings.timing.progress_seconds
+        tokens = leaf_tokens(self.round.request.leaves[leaf])
+        return self.deadlines.limit(sum(tokens), max(tokens), first=not node.worker.leaves_done)
 
     def lost(self, name: str, blame: bool) -> list[Span]:
         """Takes back what a node had whose worker is gone; returns the spans that are pending again.

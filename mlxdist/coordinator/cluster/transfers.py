@@ -86,6 +86,7 @@ class Transfers:
         except (StaleError, WireError):
             self.pool.give_back(vector)
             raise
+        node.silences = 0
         received = to_worker(node, m.Received(node.session, message.stream, whole=True))
         return [received, *map(NotNeeded, done), *refuted(current, span, node.name, nodes)]
 
@@ -119,6 +120,7 @@ class Transfers:
         seconds, version = self.times.end("down", node.name, message.stream, now)
         worker = node.worker
         if message.whole:
+            node.silences = 0
             node.speed.sent_down(seconds)
             worker.damaged = 0
             worker.adapter_here = max(worker.adapter_here, version)

@@ -137,6 +137,7 @@ class TimingConfig:
     suspect_seconds: Positive = 6.0  # without a heartbeat: the node is suspect
     return_seconds: Positive = 5.0  # after a closed connection: time to come back
     dead_seconds: Positive = 15.0  # without a heartbeat: the node is lost, its work is reassigned
+    data_seconds: Positive = 10.0  # without an answer on a data connection: it is made again
     progress_seconds: Positive = 30.0  # least time that a busy worker may show no progress, …
     progress_factor: Positive = 10.0  # … and this many times the usual time of its leaf; then it is restarted
     copy_factor: Positive = 2.0  # times the expected time of an assignment; then an idle node computes it as well

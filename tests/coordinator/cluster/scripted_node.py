@@ -53,6 +53,7 @@ class Bench:
     cluster: Cluster = field(default_factory=new_cluster)
     now: float = 100.0
     mail: dict[tuple[str, bytes], list[tuple[Message, bytes]]] = field(default_factory=lambda: defaultdict(list))
+    deaf: set[bytes] = field(default_factory=set)  # data connections on which no ping is answered
 
     def post(self, channel: str, peer: bytes, message: Message, payload: bytes = b"") -> None:
         """One message to the cluster, and its answers into the mail."""
@@ -63,7 +64,10 @@ class Bench:
         """Puts the messages that the cluster sends into the mail."""
         for parcel in self.cluster.take_outgoing():
             message, payload = decode(parcel.frames)
-            self.mail[parcel.channel, parcel.peer].append((message, bytes(payload)))
+            if not isinstance(message, m.Ping):
+                self.mail[parcel.channel, parcel.peer].append((message, bytes(payload)))
+            elif parcel.peer not in self.deaf:
+                self.post(DATA, parcel.peer, m.Pong(message.session))
 
     def begin(self, request: Request) -> None:
         """A round."""
