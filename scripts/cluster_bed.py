@@ -30,6 +30,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from mlxdist.coordinator.sync.downloads import cache_folder
 from tests.faults.namespaces import Office, office
 from tests.faults.namespaces import why_not as no_namespaces
 
@@ -91,8 +92,16 @@ class Bed:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment of a command on the coordinator: its `ssh` reads the bed's configuration."""
-        return {**os.environ, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}"}
+        """The environment of a command on the coordinator: `ssh` reads the bed's configuration, and HOME is empty."""
+        return {
+            **os.environ,
+            "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
+            "HOME": str(self.folder / HUB),
+            # of this user, since downloads are configured there
+            "MLXDIST_CACHE": str(cache_folder(os.environ)),
+            "XDG_CONFIG_HOME": str(Path.home() / ".config"),
+            "XDG_CACHE_HOME": str(Path.home() / ".cache"),
+        }
 
     def home(self, name: str) -> Path:
         """The home of the user on a Mac."""
@@ -161,7 +170,7 @@ def cluster_bed(folder: Path, macs: Sequence[Mac] = MACS, mbit: float = MBIT) ->
 
     Raises OSError where they cannot be made.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    (folder / HUB).mkdir(parents=True)
     _key(folder / "id")
     with office([HUB, *(mac.name for mac in macs)]) as place:
         servers: dict[str, subprocess.Popen[bytes]] = {}
