@@ -54,9 +54,9 @@ class NodeSpec:
     name: Name  # stable and unique; default: the host, with -2, -3 … for further nodes on it
     host: Text  # what ssh takes, or localhost
     user: str = ""  # for ssh; "" = as ssh's own configuration says
-    python: Interpreter = ""  # absolute path of the interpreter on that host; "" = the coordinator's own
-    workdir: str = ""  # folder on that host for logs and caches; "" = the coordinator's choice
-    model: str = ""  # folder of the model on that host; "" = as the run says
+    python: Interpreter = ""  # absolute path of the interpreter on that host; "" = of what sync made; here: our own
+    workdir: str = ""  # folder on that host, for all that sync puts there; "" = ~/mlxdist
+    model: str = ""  # folder of the model on that host; "" = the one that sync copied
     memory_limit_gb: Annotated[float, Meta(ge=0)] = 0.0  # GB (10^9 bytes) for MLX; 0 = what the machine allows
     transport: Literal["tcp", "ssh"] = "tcp"  # ssh: both connections go through ssh -R
     ssh_options: tuple[str, ...] = ()  # words for ssh before its own: ["-F", "/path/config"]
