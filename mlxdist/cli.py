@@ -12,6 +12,7 @@ import typer
 import typer.core
 
 from mlxdist import __version__
+from mlxdist.keys.commands import key, known_nodes, this_mac
 from mlxdist.protocol.errors import MlxdistError, UserError
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command()(key)
+app.add_typer(known_nodes, name="nodes")
 
 
 def more_open_files(wanted: int = OPEN_FILES) -> None:
@@ -227,7 +230,7 @@ def node(
     from mlxdist.protocol.launched import LaunchOrder, order_of_line
 
     more_open_files()
-    name = name or _this_mac()
+    name = name or this_mac()
     if launched:
         own, order = keys_of_line(first_line()), order_of_line(first_line())
     else:
@@ -240,64 +243,6 @@ def node(
     if reason:
         print(f"mlxdist node: {reason}", file=sys.stderr)
     sys.exit(code)
-
-
-@app.command()
-def key() -> None:
-    """Print the public key of this Mac, and what to do with it. The key is made when there is none."""
-    from mlxdist.keys.store import KeyStore
-
-    public = KeyStore.of_user().own_pair().public
-    print(f"{public}\n\nOn the Mac that launches, type:\n  mlxdist nodes admit {_this_mac()} {public}")
-
-
-known_nodes = typer.Typer(invoke_without_command=True, help="The Macs that may take part in runs of this one.")
-app.add_typer(known_nodes, name="nodes")
-
-
-@known_nodes.callback()
-def nodes(context: typer.Context) -> None:
-    """List the Macs that may take part in runs that this Mac launches, and the public key of this Mac."""
-    if context.invoked_subcommand is not None:
-        return
-    from mlxdist.keys.store import KeyStore
-
-    store = KeyStore.of_user()
-    found, faults = store.known_nodes()
-    for name, known in found.items():
-        print(f"{name}  {known.public}  since {known.since}")
-    print(f"{len(found)} known; the key of this Mac as a coordinator is {store.coordinator_pair().public}")
-    for fault in faults:
-        print(f"mlxdist: {fault}", file=sys.stderr)
-
-
-@known_nodes.command()
-def admit(
-    name: Annotated[str, typer.Argument(help="The name of that Mac in reports.")],
-    key: Annotated[str, typer.Argument(help="Its public key, as `mlxdist key` prints it there.")],
-) -> None:
-    """Let a Mac take part in the runs that this Mac launches, now and later."""
-    from datetime import UTC, datetime
-
-    from mlxdist.keys.pair import public_key
-    from mlxdist.keys.store import KeyStore
-
-    store = KeyStore.of_user()
-    store.admit(name, public_key(key), now=datetime.now(UTC))
-    print(
-        f"{name} may take part. On {name}, type, with the HOST:PORT that `mlxdist launch` prints:\n"
-        f"  mlxdist node --name {name} --connect HOST:PORT --coordinator {store.coordinator_pair().public}"
-    )
-
-
-@known_nodes.command()
-def forget(name: Annotated[str, typer.Argument(help="The name of that Mac, as `mlxdist nodes` lists it.")]) -> None:
-    """Take a Mac off the list, in a running run as well: nothing that it sends is heard any more."""
-    from mlxdist.keys.store import KeyStore
-
-    if not KeyStore.of_user().forget(name):
-        raise UserError(f"no node named {name} is known: `mlxdist nodes` lists them")
-    print(f"{name} is forgotten")
 
 
 @app.command()
@@ -468,12 +413,6 @@ def _sync(cluster: "Hosts", model: str, console: "Console", *, clean: bool) -> i
     from mlxdist.coordinator.sync.view import show
 
     return show(synced(cluster, model, cache_folder(os.environ), clean_up=clean), console)
-
-
-def _this_mac() -> str:
-    import socket
-
-    return socket.gethostname().removesuffix(".local")
 
 
 def _endpoint(text: str) -> tuple[str, int]:

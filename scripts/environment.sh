@@ -156,11 +156,11 @@ _mlxdist_openblas() {
 # The tests over ssh run real servers and login shells in network namespaces (scripts/cluster_bed.py), which need root.
 _mlxdist_bed() {
     local tool missing=""
-    for tool in ip tc sshd ssh rsync fish csh; do
+    for tool in ip tc sshd ssh rsync fish csh tcsh zsh; do
         PATH="$PATH:/usr/sbin:/sbin" command -v "$tool" >/dev/null 2>&1 || missing="$missing $tool"
     done
     [ -z "$missing" ] ||
-        _mlxdist_install "Installing ssh and shells for tests" iproute2 openssh-server openssh-client rsync fish csh ||
+        _mlxdist_install "Installing ssh and shells for tests" iproute2 openssh-server openssh-client rsync fish csh tcsh zsh ||
         mlxdist_say "The tests over ssh are skipped; they need root, and these are missing:$missing"
 }
 

@@ -73,7 +73,7 @@ class Supervisor:
         """
         self.data_port, self.model = data_port, model
         self.keys, self.say, self.port = keys, say, port
-        self.trouble: Trouble | None = None  # that a person was told of
+        self.told: set[Trouble] = set()  # what a person was told, since the last connection
         self.name, self.host, self.link, self.launched = name, host, link, launched
         self.wait_seconds, self.clock, self.start_worker = wait_seconds, clock, start_worker
         self.worker: Worker | None = None
@@ -165,12 +165,13 @@ class Supervisor:
 
     def _look_at_connection(self) -> None:
         """Says once why the connection cannot be made. A node that was launched can change nothing, and leaves."""
-        if self.link.trouble is self.trouble:
-            return
-        self.trouble = self.link.trouble
-        if self.trouble is not None:
+        trouble = self.link.trouble
+        if trouble is None:
+            self.told.clear()
+        elif trouble not in self.told:
+            self.told.add(trouble)
             place = join_endpoint(self.host, self.port).removeprefix("tcp://")
-            sentence = sentence_on(self.trouble, place, self.name, self.keys)
+            sentence = sentence_on(trouble, place, self.name, self.keys)
             if self.launched:
                 self._leave(1, sentence)
             else:

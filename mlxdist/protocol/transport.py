@@ -37,8 +37,8 @@ class Trouble(Enum):
     """A reason for which a node's connection cannot be made, as the transport tells it."""
 
     KEY_REFUSED = "the coordinator does not know the key of this node"
-    OTHER_COORDINATOR = "the coordinator has another key than the one that this node trusts, or is none"
     ENCRYPTION = "one side encrypts and the other does not"
+    ENDED = "the other side ends every handshake: it has another key, does not encrypt, or is no coordinator"
 
 
 def is_probe(frames: Frames) -> bool:

@@ -27,6 +27,7 @@ from mlxdist.keys.store import FOLDER, KeyStore
 UP, DOWN = "up", "down"  # node -> coordinator, coordinator -> node
 COORDINATOR = "10.77.0.1"
 PORT = 5555  # every namespace has all ports to itself
+ADDRESS = f"{COORDINATOR}:{PORT}"
 CLONE_NEWNET = 0x40000000
 LOSE_ALL = ("pfifo", "limit", "0")
 DATA_BLOCKED = ("ipproto", "tcp", "dport", str(PORT + 1), "blackhole")
@@ -106,6 +107,10 @@ class Office:
         rate = ("tbf", "rate", f"{mbit}mbit", "burst", f"{burst_kb}kb", "limit", f"{buffer_kb}kb")
         for direction in (UP, DOWN):
             _tc(self.cables, self._end(name, direction), *rate)
+
+    def ip(self, name: str, *words: str) -> str:
+        """What `ip` prints in a node's namespace, or the coordinator's."""
+        return _run("ip", "-n", self.coordinator if name == "coordinator" else self.node(name), *words)
 
     def inside(self, name: str = "") -> AbstractContextManager[None]:
         """Moves this thread, and every thread that it starts, into a node's namespace, or the coordinator's."""
@@ -188,13 +193,13 @@ class OfficeNodes:
         """The environment on a Mac of the office."""
         return {**os.environ, "MLX_DISABLE_COMPILE": "1", "HOME": str(self.home(name))}
 
-    def start(self, name: str, *options: str, called: str = "", home: str = "") -> None:
+    def start(self, name: str, *options: str, called: str = "", home: str = "", connect: str = ADDRESS) -> None:
         """Starts a node on the Mac `name`, under another name where it is `called` so, with the key of a Mac's home.
 
         Without `options` it has the key of the coordinator.
         """
         here = ["ip", "netns", "exec", self.office.node(name)]  # it becomes the command that follows
-        node = [sys.executable, "-m", "mlxdist", "node", "--connect", f"{COORDINATOR}:{PORT}", "--wait", "20m"]
+        node = [sys.executable, "-m", "mlxdist", "node", "--connect", connect, "--wait", "20m"]
         options = options or ("--coordinator", self.store.coordinator_pair().public)
         with (self.logs / f"{name}.txt").open("ab") as log:
             self.processes[name] = subprocess.Popen(

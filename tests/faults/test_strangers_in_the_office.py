@@ -1,5 +1,6 @@
 """Encrypted runs between network namespaces: beside strangers on the same switch, and by the commands people type."""
 
+import json
 import re
 import socket
 import subprocess
@@ -111,14 +112,14 @@ def mlxdist(nodes: OfficeNodes, where: str, *words: str) -> str:
 
 
 @pytest.fixture
-def launchable(nodes: OfficeNodes, model: Path, tmp_path: Path) -> Callable[[str], str]:
+def launchable(nodes: OfficeNodes, model: Path, tmp_path: Path) -> Callable[..., str]:
     """Launches a short run with these [[nodes]] by the command line. Returns what it prints."""
     config = config_of(model, tmp_path / "run", "sft", steps=2)
     lines = f'model = "{config.model}"\noutput = "run"\ndata = "{config.data.path}"\n[train]\nsteps = 2\n'
     (tmp_path / "run.toml").write_text(lines)
 
-    def launch(listed: str) -> str:
-        listens = f'[coordinator]\nbind = "{COORDINATOR}"\nport = {PORT}\n'
+    def launch(listed: str, bind: str = COORDINATOR) -> str:
+        listens = f'[coordinator]\nbind = "{bind}"\nport = {PORT}\n'
         (tmp_path / "hosts.toml").write_text(f'run = "run.toml"\n{listed}\n{listens}')
         return mlxdist(nodes, "coordinator", "launch", "--hosts", str(tmp_path / "hosts.toml"))
 
@@ -126,7 +127,7 @@ def launchable(nodes: OfficeNodes, model: Path, tmp_path: Path) -> Callable[[str
 
 
 def test_a_mac_joins_by_the_commands_that_are_printed(
-    nodes: OfficeNodes, launchable: Callable[[str], str], tmp_path: Path
+    nodes: OfficeNodes, launchable: Callable[..., str], tmp_path: Path
 ) -> None:
     """From no key to a training, with what `mlxdist key`, `mlxdist nodes admit` and `mlxdist launch` print."""
     for name in ("a", "b"):
@@ -144,7 +145,7 @@ def test_a_mac_joins_by_the_commands_that_are_printed(
 
 
 def test_nodes_on_this_machine_have_keys_too_and_no_secret_is_written_anywhere(
-    nodes: OfficeNodes, launchable: Callable[[str], str], tmp_path: Path
+    nodes: OfficeNodes, launchable: Callable[..., str], tmp_path: Path
 ) -> None:
     said = launchable('nodes = [{host = "localhost"}, {host = "localhost"}]')
     assert "localhost: connected" in said
@@ -155,3 +156,19 @@ def test_nodes_on_this_machine_have_keys_too_and_no_secret_is_written_anywhere(
         found = re.search(r'"secret": "([0-9a-f]{64})"', path.read_text())
         assert found is not None
         assert not any(found[1] in text for text in texts)
+
+
+def test_a_link_local_address_with_its_zone_is_bound_and_reached(
+    nodes: OfficeNodes, launchable: Callable[..., str], tmp_path: Path
+) -> None:
+    """As Macs on a cable without a router have it; each end names the interface by its own name."""
+    shown = json.loads(nodes.office.ip("coordinator", "-6", "-j", "addr", "show", "dev", "office", "scope", "link"))
+    local = [each["local"] for one in shown for each in one.get("addr_info", ()) if "tentative" not in each]
+    if not local:
+        pytest.skip("this system gives no link-local IPv6 address")
+    for name in list(nodes.processes):
+        nodes.end(name)
+    nodes.start("a", connect=f"[{local[0]}%eth0]:{PORT}")
+    said = launchable("nodes = []", bind=f"{local[0]}%office")
+    assert f"mlxdist node --connect [{local[0]}%INTERFACE]:{PORT}" in said
+    assert "a: connected" in said

@@ -42,7 +42,7 @@ class CoordinatorHost:
     """[coordinator]: where the coordinator runs and listens."""
 
     host: Text = "localhost"  # the Mac that it runs on
-    bind: Text = "auto"  # address to listen on; auto = loopback; * = every address; beyond loopback, encrypted
+    bind: Text = "auto"  # auto = loopback, and the addresses by which the hosts see us; * = every address
     port: Annotated[int, Meta(ge=1024, le=65534)] | Literal[0] = 0  # control; data is the next one; 0 = two free ones
     min_nodes: Annotated[int, Meta(ge=1)] = 1  # the run waits while fewer nodes are ready
 
@@ -54,9 +54,9 @@ class NodeSpec:
     name: Name  # stable and unique; default: the host, with -2, -3 … for further nodes on it
     host: Text  # what ssh takes, or localhost
     user: str = ""  # for ssh; "" = as ssh's own configuration says
-    python: Interpreter = ""  # absolute path of the interpreter on that host; "" = of what sync made; here: our own
-    workdir: str = ""  # folder on that host, for all that sync puts there; "" = ~/mlxdist
-    model: str = ""  # folder of the model on that host; "" = the one that sync copied
+    python: Interpreter = ""  # absolute path of the interpreter there; "" = that of sync, here the coordinator's
+    workdir: str = ""  # folder on that host, all of ours lies in it; "" = ~/mlxdist
+    model: str = ""  # folder of the model on that host; "" = the one of sync, else as the run says
     memory_limit_gb: Annotated[float, Meta(ge=0)] = 0.0  # GB (10^9 bytes) for MLX; 0 = what the machine allows
     transport: Literal["tcp", "ssh"] = "tcp"  # ssh: both connections go through ssh -R
     ssh_options: tuple[str, ...] = ()  # words for ssh before its own: ["-F", "/path/config"]

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mlxdist.coordinator.fleet.macos import MacSettings
-from mlxdist.coordinator.launch.findings import LOCAL_NETWORK, Finding
+from mlxdist.coordinator.launch.fault_patterns import LOCAL_NETWORK
+from mlxdist.coordinator.launch.findings import Finding
 from mlxdist.coordinator.sync.files import File
 from mlxdist.protocol.budget import format_bytes
 

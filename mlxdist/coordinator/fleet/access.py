@@ -1,7 +1,8 @@
 """The keys of a run's ports: the server's own, and those that are admitted, each bound to the name of a node."""
 
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,6 +11,8 @@ from mlxdist.keys.pair import NodeKeys, Pair, new_pair
 from mlxdist.keys.store import KeyStore, made_once
 from mlxdist.protocol.errors import UserError
 
+LOOK_SECONDS = 0.1  # between two looks at the store
+TICK_SECONDS = 2.0  # of the coarsest clock of a file system
 SERVER_KEY = "server.key"  # in the run's state
 
 
@@ -40,7 +43,9 @@ class Access:
     store: KeyStore
     launched: dict[str, str] = field(default_factory=dict)  # name by public key, of nodes that this run starts
     _known: Mapping[str, str] = field(default_factory=dict)  # name by public key, from the store
-    _read_at: int | None = None  # when the store's folder had last changed, as it was read
+    wall: Callable[[], float] = time.time
+    _looked: float = 0.0
+    _read: float | None = None  # when the store's folder had last changed, as it was read
 
     def name_of(self, public: str) -> str | None:
         """Returns the name of the node with this key; None: it is not admitted."""
@@ -51,14 +56,20 @@ class Access:
 
     def refresh(self) -> list[str]:
         """Reads the store again where it has changed. Returns a sentence for each file in it that cannot be used."""
+        now = self.wall()
+        if abs(now - self._looked) < LOOK_SECONDS:
+            return []
+        self._looked = now
         try:
-            changed = self.store.nodes.stat().st_mtime_ns
+            changed = self.store.nodes.stat().st_mtime
         except FileNotFoundError:
-            changed = 0
-        if changed == self._read_at:
+            changed = 0.0
+        if changed == self._read:
             return []
         found, faults = self.store.known_nodes()
-        self._known, self._read_at = {known.public: name for name, known in found.items()}, changed
+        self._known = {known.public: name for name, known in found.items()}
+        # A second change may come within the same tick of the disk's clock, so a fresh one does not count as read.
+        self._read = changed if now - changed > TICK_SECONDS else None
         return faults
 
     def keys_for(self, name: str) -> NodeKeys:

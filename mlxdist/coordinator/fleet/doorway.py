@@ -54,6 +54,10 @@ class Doorway:
         """Notes that the node of a connection is known now."""
         self.waiting.pop(descriptor, None)
 
+    def refused(self, source: Source, reason: str) -> None:
+        """Notes that a connection is closed for what it has sent."""
+        self.refusals.append(Refusal(source.address, reason))
+
     def failed(self, reason: str) -> None:
         """Notes why the connection that ends next could not be used."""
         self._reason = reason

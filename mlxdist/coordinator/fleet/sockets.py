@@ -20,6 +20,7 @@ from mlxdist.protocol.wire import Frames
 BATCH = 256  # messages taken from a port before the other one is looked at, …
 BATCH_BYTES = 8 << 20  # … or about so many bytes
 MOST_QUEUED = 16  # messages that wait of one peer; then TCP makes it wait
+MOST_FRAMES = 3  # of a message of ours
 MOST_FRAME = 2 << 20  # bytes: no message to the coordinator has a longer frame; blocks have 1 MiB
 
 # A node that vanished leaves a connection that is open at this end only. One with nothing under way is
@@ -76,14 +77,16 @@ class _KeyCheck(Authenticator):
 class RouterHub:
     """A Hub over two ROUTER sockets. One thread receives and sends; `wake` may be called from any."""
 
-    def __init__(self, addresses: Sequence[str], port: int, access: Access | None = None) -> None:
+    def __init__(
+        self, addresses: Sequence[str], port: int, access: Access | None = None, *, io_threads: int = IO_THREADS
+    ) -> None:
         """Binds control to `port` and data to `port + 1` of all addresses; 0 picks both. "*" is every address.
 
         With `access` every connection is encrypted, and only its keys are let in.
 
         Raises ConfigError for a port in use, or an address that is not this machine's.
         """
-        self._context = zmq.Context(IO_THREADS)
+        self._context = zmq.Context(io_threads)
         self._check = _KeyCheck(self._context, access) if access is not None else None
         if self._check is not None:
             self._check.start()  # before any port is open: without it libzmq lets every key in
@@ -178,6 +181,9 @@ class RouterHub:
                     owner = self._access.name_of(owner) or ""
                     if not owner:
                         continue  # its key was taken off the list
+                if len(frames) > MOST_FRAMES:
+                    self._doorway.refused(end := source_of(number), f"a message of over {MOST_FRAMES} frames")
+                    shut(number, end)
                 number = number if number in self._doorway.waiting else -1
                 arrived.append(Parcel(channel, peer, frames, owner, number))
                 taken += sum(map(len, frames))
@@ -243,7 +249,7 @@ class RouterHub:
 def _receive(router: "zmq.Socket[bytes]") -> tuple[bytes, Frames, str, int]:
     """One message: its peer, its frames, the key that opened its connection, the number of that connection.
 
-    Of more frames than a message of ours has, the rest is dropped one by one.
+    Of more frames than a message of ours has, one more is kept as a sign of it, and the rest dropped one by one.
     """
     frames: list[memoryview] = []
     frame = router.recv(zmq.NOBLOCK, copy=False)
@@ -252,7 +258,7 @@ def _receive(router: "zmq.Socket[bytes]") -> tuple[bytes, Frames, str, int]:
         frame = router.recv(zmq.NOBLOCK, copy=False)
         if not frames:
             key, number = _user(frame), int(frame.get(zmq.SRCFD))
-        if len(frames) < 4:
+        if len(frames) <= MOST_FRAMES:
             frames.append(frame.buffer)
     return peer, frames, key, number
 

@@ -1,6 +1,5 @@
 """The hosts of a run before it starts: which can take part, now or later, and where the coordinator listens."""
 
-import ipaddress
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -108,8 +107,3 @@ def way_to(host: str) -> str:
                 probe.connect(place)  # sends nothing: the system only chooses the way
                 return str(probe.getsockname()[0])
     return ""
-
-
-def is_loopback(address: str) -> bool:
-    """Returns True for an address that only this machine reaches."""
-    return address != "*" and ipaddress.ip_address(address.partition("%")[0]).is_loopback

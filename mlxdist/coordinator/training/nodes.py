@@ -12,12 +12,12 @@ from mlxdist.coordinator.cluster.audit import Audit
 from mlxdist.coordinator.cluster.cluster import Cluster
 from mlxdist.coordinator.cluster.events import NodeNews
 from mlxdist.coordinator.cluster.settings import ClusterSettings
-from mlxdist.coordinator.config.hosts import Hosts
+from mlxdist.coordinator.config.hosts import Hosts, is_loopback
 from mlxdist.coordinator.fleet.access import Access
 from mlxdist.coordinator.fleet.ended import Printed
 from mlxdist.coordinator.fleet.fleet import Fleet
 from mlxdist.coordinator.fleet.sockets import RouterHub
-from mlxdist.coordinator.launch.roster import Roster, is_loopback, listening, own_addresses
+from mlxdist.coordinator.launch.roster import Roster, listening, own_addresses
 from mlxdist.coordinator.launch.starts import starts_of
 from mlxdist.coordinator.launch.supervisors import Supervisors
 from mlxdist.coordinator.report.format import count
@@ -83,7 +83,10 @@ def started_nodes(
 
 def how_to_join(bind: str, port: int, access: Access | None) -> str:
     """Returns the command with which another Mac joins, as a sentence, and what is said about missing encryption."""
-    host = socket.gethostname() if bind in ("*", "0.0.0.0", "::") else f"[{bind}]" if ":" in bind else bind
+    address, zone, _ = bind.partition("%")
+    host = socket.gethostname() if bind in ("*", "0.0.0.0", "::") else address
+    if ":" in host:  # the zone of a link-local address is the name of the interface, which differs between Macs
+        host = f"[{host}{zone and '%INTERFACE'}]"
     command = f"mlxdist node --connect {host}:{port}"
     if access is None:
         return f"{INSECURE}. Other Macs join with: {command} --insecure-lan"

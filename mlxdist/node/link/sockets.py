@@ -136,7 +136,7 @@ class DealerLink:
                 case zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
                     self._ended += told["value"] != errno.EAGAIN  # which is our own limit of time
                     if self._ended >= CERTAIN:
-                        self._trouble = Trouble.OTHER_COORDINATOR
+                        self._trouble = Trouble.ENDED
                 case _ if len(self._places) > 1:
                     self._next_address()
 
