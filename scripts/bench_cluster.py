@@ -46,7 +46,8 @@ from mlxdist.protocol.leaves import Leaf, Row
 from mlxdist.protocol.transport import DATA
 from mlxdist.protocol.tree import Span
 from scripts.bench_cluster_node import COMMAND, SETTINGS
-from scripts.cluster_bed import HUB, MACS, Bed, cluster_bed, why_not
+from scripts.cluster_bed import HUB, Bed, cluster_bed, why_not
+from scripts.cluster_bed_macs import MACS
 from scripts.local_cluster import machine
 
 PORT = 5555
