@@ -149,7 +149,7 @@ def _run(file: TomlFile, faults: list[str]) -> Path | None:
         return None
     path = absolute(text, file.path.parent.absolute())
     if not os.path.exists(path):  # unlike Path.exists it takes a path that is too long
-        faults.append(f'{file.place("run")} = "{text}" leads to {path}, and there is no file')
+        faults.append(f'{file.place("run")} = "{text}" leads to {path}, where there is no file')
     return path
 
 

@@ -87,7 +87,7 @@ def test_the_run_is_relative_to_the_file(write: Write, tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("run = 'gone.toml'\n" + TWO, 'hosts.toml:1: run = "gone.toml" leads to gone.toml, and there is no file'),
+        ("run = 'gone.toml'\n" + TWO, 'hosts.toml:1: run = "gone.toml" leads to gone.toml, where there is no file'),
         ("run = 3\n" + TWO, "hosts.toml:1: run = 3: must be the path of a run.toml in quotes"),
         ("rum = 'run.toml'\n" + TWO, "hosts.toml:1: rum is not a key; the nearest is run"),
         ("[node]\nhost = 'a'\n" + TWO, "hosts.toml:1: node is not a key; the nearest is nodes"),
