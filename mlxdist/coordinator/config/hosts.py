@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_type_hints
 
+import psutil
 from msgspec import Meta
 
 from mlxdist.coordinator.config.field_types import Text, checked, shown
@@ -87,9 +88,23 @@ def local_hosts(count: int) -> Hosts:
 
 
 def is_local(host: str) -> bool:
-    """Returns True when `host` is a loopback name or this machine's own name. No name is looked up."""
+    """Returns True when `host` is a loopback name, or this machine's own name or address. No name is looked up."""
     here = socket.gethostname().lower().removesuffix(".local")
-    return host.lower() in LOCAL or host.lower().removesuffix(".local") == here
+    if host.lower() in LOCAL or host.lower().removesuffix(".local") == here:
+        return True
+    return is_ip(host) and bool(own_address(host, own_addresses()))
+
+
+def own_addresses() -> list[str]:
+    """Returns the addresses of this machine, link-local ones with their zone."""
+    families = (socket.AF_INET, socket.AF_INET6)
+    return [each.address for every in psutil.net_if_addrs().values() for each in every if each.family in families]
+
+
+def own_address(address: str, own: Sequence[str]) -> str:
+    """Returns the one of our addresses that is `address`, with our zone instead of another host's; "" for none."""
+    bare = address.partition("%")[0]
+    return next((each for each in own if each.partition("%")[0] == bare and bare), "")
 
 
 def is_loopback(bind: str) -> bool:
