@@ -164,6 +164,10 @@ def launch(
         bool, typer.Option("--sync", help="First put an equal environment and the model on every host.")
     ] = False,
     insecure_lan: InsecureLan = False,
+    attach: Annotated[
+        bool, typer.Option("--attach", help="Watch a run whose coordinator is another Mac ([coordinator] host).")
+    ] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="End such a run, after its last step is saved.")] = False,
 ) -> None:
     """Train, on this machine or on several.
 
@@ -172,19 +176,27 @@ def launch(
     from mlxdist.interrupts import interruptible
 
     with interruptible():
-        from mlxdist.coordinator.config.hosts import local_only
+        from mlxdist.coordinator.config.hosts import is_local
         from mlxdist.coordinator.config.load import load_config
 
         more_open_files()
         cluster = _cluster(hosts, nodes)
-        local_only(cluster)
         config = load_config(run or cluster.run, set_ or ())
+        away = not is_local(cluster.coordinator.host)
+        if (attach or stop) and not away:
+            raise UserError("--attach and --stop are for a run on another coordinator: see [coordinator] host")
         if sync_first:
             from rich.console import Console
 
             if hosts is None:
                 raise UserError("--sync copies to the hosts of a file: name it, as --hosts hosts.toml")
             _sync(cluster, config.model, Console(), clean=False)  # launch itself says which hosts can take part
+
+        if away and hosts is not None:
+            from mlxdist.coordinator.launch.viewer import view
+
+            options = [*(["--resume", resume] if resume else []), *(["--insecure-lan"] if insecure_lan else [])]
+            sys.exit(view(config, cluster, hosts, run, set_ or (), options, attach=attach, stop=stop))
 
         from mlxdist.coordinator.run import run as train
 

@@ -29,6 +29,14 @@ settings.register_profile("mlxdist", deadline=None, derandomize=bool(os.environ.
 settings.load_profile("mlxdist")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests with real processes in one worker: they share nodes, and two at once would disturb each other."""
+    for item in items:
+        if item.path.parent.name in ("faults", "processes", "project"):
+            item.add_marker(pytest.mark.xdist_group("processes"))
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what needs macOS on other systems."""
     if sys.platform != "darwin" and item.get_closest_marker("mac") is not None:

@@ -123,7 +123,8 @@ def train_to_the_end(loop: Run, state: State) -> None:
         finish(loop, f"interrupted {done}; add --resume to the same command to go on", "interrupted")
         raise
     except MlxdistError as error:
-        finish(loop, str(error), "failed")
+        kept = f"; its last save is after step {saver.saved_step}, in {folder}" if saver.saved_step >= 0 else ""
+        finish(loop, str(error), "failed", shown=f"the run failed{kept}")  # the command prints the error
         raise
 
 
@@ -139,10 +140,13 @@ def closing(loop: Run, state: State) -> str:
     return "the one step is done" if state.step == 1 else f"all {state.step:,} steps are done"
 
 
-def finish(loop: Run, message: str, ending: Ending) -> None:
-    """Writes the summary and tells the end; a summary that cannot be written hides no other failure."""
+def finish(loop: Run, message: str, ending: Ending, shown: str = "") -> None:
+    """Writes the summary and tells the end; a summary that cannot be written hides no other failure.
+
+    `shown`: the closing sentence on the terminal, where it is not `message`.
+    """
     try:
         loop.report.write_summary(ending, loop.saver.results())
     except SaveError as error:
         loop.report.note(str(error))
-    loop.report.done(message, ending)
+    loop.report.done(message, ending, shown)

@@ -152,7 +152,7 @@ class Supervisor:
         except MismatchError as error:
             self._leave(1, f"nothing was started: {error}")
             return
-        self.session, self.heartbeat_seconds = accept.session, accept.beat_seconds
+        self.session, self.heartbeat_seconds = accept.session, accept.heartbeat_seconds
         self.backoff.first_seconds = accept.restart_seconds
         if self.worker is not None and (self.worker.process.poll() is not None or environment != self.environment):
             self.worker.stop()

@@ -37,7 +37,7 @@ def target_modules(model: nn.Module, names: Sequence[str], num_layers: int, kind
                 found[full] = Module(full, path, int(getattr(module, "bits", 0)))
     if missing:
         raise ConfigError(
-            f"lora.target_modules: {', '.join(sorted(missing))} occurs in no layer of this model; "
+            f"lora.target_modules: no layer of this model has {', '.join(sorted(missing))}; "
             f'its layers have {", ".join(sorted(present))} ("{ALL_LINEAR}" takes them all)'
         )
     if not found:

@@ -128,7 +128,7 @@ class Accept(Message, frozen=True):
 
     session: SessionId
     data_port: Port
-    beat_seconds: Seconds
+    heartbeat_seconds: Seconds
     environment: Facts
     restart_seconds: Seconds  # before a worker that ended is started again; doubled each time
     memory_limit_bytes: Amount = 0  # for mlx; 0: what the machine allows
@@ -142,7 +142,7 @@ class Restart(Message, frozen=True):
 
 
 class HeartbeatAck(Message, frozen=True):
-    """The answer to a beat: the coordinator is there."""
+    """The answer to a heartbeat: the coordinator is there."""
 
     session: SessionId
 

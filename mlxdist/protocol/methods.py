@@ -154,7 +154,7 @@ def loss_fault(method: str, loss: str, label_smoothing: float = 0.0) -> tuple[st
             return "preference.loss", f'is "{loss}", which is for method "{other.name}"; {cure}'
     near = get_close_matches(loss, allowed, n=1)
     meant = f'; did you mean "{near[0]}"?' if near else ""
-    return "preference.loss", f'is "{loss}", which is no loss: {cure}{meant}'
+    return "preference.loss", f'is "{loss}", which is not a loss: {cure}{meant}'
 
 
 def check_loss(method: str, loss: str) -> None:

@@ -15,7 +15,7 @@ class NodeState(Enum):
     LOADING = "loading"  # a worker loads the model, then answers the canary
     READY = "ready"
     BUSY = "busy"  # has leaves in work
-    SUSPECT = "suspect"  # no beat for a while
+    SUSPECT = "suspect"  # no heartbeat for a while
     DEAD = "dead"
     LEFT = "left"
 
@@ -28,8 +28,8 @@ class NodeEvent(Enum):
     ASSIGNED = "assigned"
     FINISHED = "finished"
     SILENT = "silent"
-    BEAT_AGAIN = "beat again"
-    BEAT_AGAIN_BUSY = "beat again, with work"
+    HEARD_AGAIN = "heard again"
+    HEARD_AGAIN_BUSY = "heard again, with work"
     LOST = "lost"
     WORKER_EXIT = "worker exit"
     CONNECTION_LOST = "connection lost"
@@ -46,8 +46,8 @@ NODE_TRANSITIONS: Mapping[tuple[NodeState, NodeEvent], NodeState] = {
     (_N.BUSY, _V.FINISHED): _N.READY,
     (_N.READY, _V.SILENT): _N.SUSPECT,
     (_N.BUSY, _V.SILENT): _N.SUSPECT,
-    (_N.SUSPECT, _V.BEAT_AGAIN): _N.READY,
-    (_N.SUSPECT, _V.BEAT_AGAIN_BUSY): _N.BUSY,
+    (_N.SUSPECT, _V.HEARD_AGAIN): _N.READY,
+    (_N.SUSPECT, _V.HEARD_AGAIN_BUSY): _N.BUSY,
     # A worker that lost its connection starts again in a new session: what it had in work is given to others.
     **{(state, _V.CONNECTION_LOST): _N.CONNECTING for state in (_N.LOADING, _N.READY, _N.BUSY, _N.SUSPECT)},
     **{(state, _V.WORKER_EXIT): _N.CONNECTING for state in (_N.CONNECTING, _N.LOADING, _N.READY, _N.BUSY, _N.SUSPECT)},

@@ -106,7 +106,7 @@ def assert_a_kill_changes_no_bit(
     caught = moment(nodes, lambda name: nodes.kill(name, which))
     assert train(config_of(model, folder, method), nodes.port) == 0
     assert caught.done.is_set(), "no node reached that moment"
-    state = "connecting the worker was killed (SIGKILL" if which == "worker" else "dead its connection was closed"
+    state = "connecting the worker was killed (SIGKILL" if which == "worker" else "dead its connection stayed closed"
     lines = [line for line in told(folder).splitlines() if line.startswith(f"{caught.name} {state}")]
     assert any("; leaves [" in line and line.endswith(" go to others") for line in lines), told(folder)
     assert sha(folder) == expected

@@ -125,10 +125,10 @@ def test_after_the_loss_of_the_last_node_the_run_waits_and_continues_with_a_new_
     with Script(folder, (lambda: "run says paused: ", nodes.proxies["b"].online)):
         assert train(config_of(model, folder, "kto"), nodes.port) == 0
     story = told(folder).splitlines()
-    lost = next(i for i, line in enumerate(story) if line.startswith("a dead its connection was closed"))
+    lost = next(i for i, line in enumerate(story) if line.startswith("a dead its connection stayed closed"))
     assert story[lost].endswith("; leaves [0, 8) go to others")
     (change,) = [event for event in events(folder, "node") if event["name"] == "a" and event["state"] == "dead"]
-    assert str(change["cause"]).startswith("its connection was closed")
+    assert str(change["cause"]).startswith("its connection stayed closed")
     assert (change["action"], change["leaves"]) == ("leaves [0, 8) go to others", [[0, 8]])
     paused = story.index("run says paused: 0 of at least 1 nodes can work; waiting for more")
     joined = story.index("b ready ")

@@ -35,9 +35,9 @@ def test_a_node_that_is_stopped_for_a_while_continues_its_work(
     nodes.ready("a", "b", "c")
     caught = stopped(nodes, "both")
     timing = replace(SILENCE, dead_seconds=60.0, return_seconds=60.0)
-    with Script(folder, (lambda: f"{caught.name} suspect no beat for ", lambda: nodes.go_on(caught.name))):
+    with Script(folder, (lambda: f"{caught.name} suspect no heartbeat for ", lambda: nodes.go_on(caught.name))):
         assert train(config_of(model, folder, "kto", timing=timing), nodes.port) == 0
-    assert f"{caught.name} busy beats again" in told(folder)
+    assert f"{caught.name} busy heard again" in told(folder)
     assert OTHERS not in told(folder)
     assert sha(folder) == expected
 

@@ -12,6 +12,7 @@ from mlxdist.coordinator.training.adamw import no_moments
 from mlxdist.coordinator.training.state import State
 from mlxdist.node.work.compute import Computer
 from mlxdist.protocol.methods import DPO
+from tests.cases import slow_but
 from tests.coordinator.training.watched import Recorder, Watched, leaves_without_reference
 from tests.laws.planted_bugs import BUGS, assert_same_training
 from tests.laws.planted_methods import (
@@ -77,7 +78,7 @@ METHODS: dict[str, tuple[str, MakeMethod]] = {
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", slow_but(("mean of means",), METHODS))
 def test_a_wrong_method_is_not_equal_to_the_plain_loop(name: str, model: Path) -> None:
     loss, make = METHODS[name]
     batch = TWO_WINDOWS if "windows" in name else BATCH
@@ -95,7 +96,7 @@ WORKERS: dict[str, tuple[type[Computer], str]] = {
 
 
 @pytest.mark.parametrize("loss", ["sigmoid", "kto"])
-@pytest.mark.parametrize("name", WORKERS)
+@pytest.mark.parametrize("name", slow_but(("reference is the policy",), WORKERS))
 def test_a_wrong_worker_is_not_equal_to_the_plain_loop(name: str, loss: str, model: Path) -> None:
     kind, reference = WORKERS[name]
     case = case_of(loss, reference=reference)

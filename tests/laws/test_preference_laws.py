@@ -9,6 +9,7 @@ import pytest
 
 from mlxdist.coordinator.methods.reference_logps import References
 from mlxdist.protocol.losses import LABEL_SMOOTHING
+from tests.cases import slow_but
 from tests.coordinator.training.watched import Watched
 from tests.laws.plain_model import KtoRow, random_ids
 from tests.laws.preference_cases import BATCH, LOSSES, case_of, labeled, of_very_different_lengths
@@ -102,7 +103,7 @@ def test_a_kl_pair_is_trimmed_again_for_the_completion_that_it_gets(
 # ---- the same bits for every number of nodes
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", slow_but(("sigmoid", "kto"), LOSSES))
 def test_the_adapter_and_every_metric_have_the_same_bits_for_1_2_3_and_5_nodes(
     loss: str, model: Path, engines: list[Watched]
 ) -> None:
@@ -116,7 +117,7 @@ def test_the_adapter_and_every_metric_have_the_same_bits_for_1_2_3_and_5_nodes(
         assert np.array_equal(many.state.references.train, one.state.references.train)
 
 
-@pytest.mark.parametrize("loss", ["sigmoid", "kto"])
+@pytest.mark.parametrize("loss", slow_but(("sigmoid",), ["sigmoid", "kto"]))
 def test_leaves_of_three_have_the_same_bits_for_every_number_of_nodes(
     loss: str, model: Path, engines: list[Watched]
 ) -> None:

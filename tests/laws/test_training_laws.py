@@ -71,9 +71,9 @@ def sha(state: State) -> str:
 @pytest.mark.parametrize(
     "batch",
     [
-        BatchConfig(size=8, micro_size=1),
+        pytest.param(BatchConfig(size=8, micro_size=1), marks=pytest.mark.slow),
         BatchConfig(size=8, micro_size=3),
-        BatchConfig(size=4, micro_size=1, grad_accum_steps=2),
+        pytest.param(BatchConfig(size=4, micro_size=1, grad_accum_steps=2), marks=pytest.mark.slow),
         BatchConfig(size=3, micro_size=2, grad_accum_steps=2, remainder="keep"),
     ],
     ids=["micro 1", "micro 3", "accumulated, short last step", "kept remainder"],

@@ -4,11 +4,13 @@ import hashlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -22,6 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.skipif(boo
 
 ROOT = Path(__file__).parents[2]
 STEPS = 20
+PLAIN: dict[str, Any] = {"resume": False, "environ": {}}
 RUN = """
 model = "{model}"
 output = "{output}"
@@ -65,8 +68,8 @@ def place(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Pat
         yield folder
 
 
-def launch(place: Path, output: str, *words: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-u", "-m", "mlxdist", "launch", "--hosts", str(place / "hosts.toml")]
+def launch(place: Path, output: str, *words: str, hosts: str = "hosts.toml") -> "subprocess.Popen[str]":
+    command = [sys.executable, "-u", "-m", "mlxdist", "launch", "--hosts", str(place / hosts)]
     return subprocess.Popen(
         [*command, "--set", f"output={place / output}", *words],
         stdout=subprocess.PIPE,
@@ -123,7 +126,7 @@ def test_a_run_over_ssh_has_the_bits_of_one_machine_though_a_connection_is_lost(
     assert re.search("mini-1: dead, its supervisor, or ssh, ended with exit code -9", said)
     assert all_gone(place)
     config = load_config(place / "run.toml", [f"output={place / 'alone'}"])
-    assert run(config, local_hosts(1), resume=False, environ={}) == 0
+    assert run(config, local_hosts(1), **PLAIN) == 0
     assert bits(place / "out") == bits(place / "alone")
     assert (place / "host" / "a home" / "work folder").is_dir()
     log = (place / "out" / "logs" / "mini-2.log").read_text()
@@ -141,3 +144,43 @@ def test_two_runs_on_the_same_hosts_do_not_disturb_each_other_and_leave_nothing_
         assert len(nodes_of(place)) >= 4
         first.kill()
     assert all_gone(place)
+
+
+AWAY = """
+run = "run.toml"
+[coordinator]
+host = "mini-1"
+[defaults]
+python = "{python}"
+ssh_options = ["-F", "{config}"]
+[[nodes]]
+host = "localhost"
+"""
+
+
+def test_a_run_on_another_coordinator_goes_on_without_its_viewer_and_gives_the_same_adapter(place: Path) -> None:
+    python, config = place / "python of the host", place / "host" / "ssh_config"
+    (place / "away.toml").write_text(AWAY.format(python=python, config=config))
+    with launch(place, "seen", "--set", "train.steps=60", hosts="away.toml") as viewer:
+        read_until(viewer, "step 1 of")
+        viewer.send_signal(signal.SIGINT)
+        assert "the run goes on at mini-1" in read_until(viewer, "--attach")
+        assert viewer.wait() == 0
+    assert nodes_of(place)
+    with launch(place, "seen", "--attach", hosts="away.toml") as viewer:
+        said = read_until(viewer, "results were copied")
+        assert viewer.wait() == 0
+    assert "step 1 of" in said
+    assert all_gone(place)
+    with launch(place, "stopped", "--set", "train.steps=100000", hosts="away.toml") as viewer:
+        read_until(viewer, "step 1 of")
+        with launch(place, "stopped", "--stop", hosts="away.toml") as stopping:
+            read_until(stopping, "the run was ended at mini-1")
+        assert "interrupted after step" in read_until(viewer, "interrupted after step")
+        assert viewer.wait() == 130
+    assert all_gone(place)
+    assert (
+        run(load_config(place / "run.toml", [f"output={place / 'here'}", "train.steps=60"]), local_hosts(1), **PLAIN)
+        == 0
+    )
+    assert bits(place / "seen") == bits(place / "here")

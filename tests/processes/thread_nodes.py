@@ -105,9 +105,13 @@ class ThreadNode:
         while (order := orders.get()) is not None:
             serve(order, orders, self.engine)
 
+    def leave(self) -> None:
+        """Leaves soon."""
+        self._orphaned.set()
+
     def close(self) -> None:
         """Leaves, and ends the thread."""
-        self._orphaned.set()
+        self.leave()
         self._thread.join(30)
         assert not self._thread.is_alive()
 

@@ -337,7 +337,7 @@ def test_random_frames_are_refused(frames: list[bytes]) -> None:
     assert not never_anything_but_a_wire_error(frames)
 
 
-@settings(max_examples=1000)
+@settings(max_examples=400)
 @given(ANY_MESSAGE, st.data())
 def test_a_damaged_header_is_refused_or_is_another_message(message: Message, data: st.DataObject) -> None:
     header = bytearray(frames_of(message)[1])

@@ -203,6 +203,7 @@ OFTEN: tuple[Event, ...] = (
     a_node_stops,
     all_go_on,
     the_network_is_restored,
+    the_coordinator_is_killed_and_resumes,
     something_old_arrives,
 )
 EVENTS: dict[str, Event] = {event.__name__.replace("_", " "): event for event in ALL}

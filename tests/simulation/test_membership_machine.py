@@ -17,6 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from tests.cases import slow_but
 from tests.simulation.planted_cluster_bugs import BUGS
 from tests.simulation.sim_events import COMMON, EVENTS
 from tests.simulation.sim_nodes import MOST_LEAVES
@@ -119,7 +120,7 @@ QUICK = settings(
 )
 # Without shrinking, which would take minutes and shows nothing that a planted bug does not say itself.
 SEARCH = settings(
-    QUICK, max_examples=300, phases=(Phase.generate,), derandomize=True, database=None, report_multiple_bugs=False
+    QUICK, max_examples=1000, phases=(Phase.generate,), derandomize=True, database=None, report_multiple_bugs=False
 )
 SOON = ("both of a race count", "damage is not seen", "lost leaves are forgotten", "summed buffers are kept")
 
@@ -130,12 +131,12 @@ def test_no_history_changes_a_number_or_hangs() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-def test_hundreds_of_long_histories_change_no_number_and_do_not_hang() -> None:
-    run_state_machine_as_test(Histories, settings=settings(QUICK, max_examples=800, stateful_step_count=40))
+def test_thousands_of_long_histories_change_no_number_and_do_not_hang() -> None:
+    run_state_machine_as_test(Histories, settings=settings(QUICK, max_examples=2000, stateful_step_count=40))
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in SOON else pytest.mark.slow) for name in BUGS])
+@pytest.mark.parametrize("name", slow_but(SOON, BUGS))
 def test_the_machine_finds_a_planted_bug(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     BUGS[name].plant(monkeypatch)
     with pytest.raises((AssertionError, ValueError, KeyError), match=BUGS[name].seen):

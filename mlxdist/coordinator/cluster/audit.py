@@ -24,7 +24,7 @@ Canaries = Mapping[str, tuple[str, ...]]  # of the nodes that can work
 
 
 class TaintedError(MlxdistError):
-    """A node that had part in the step was quarantined: the step is to be done again, from its first round on."""
+    """A node that took part in the step was quarantined: the step is to be done again, from its first round on."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ def why_wrong(leaf: int, request: Request, node: str, answers: Iterable[Answer])
     names = " and ".join(sorted({answer.node for answer in others}))
     rows = ", ".join(str(row.row_id) for row in request.leaves[leaf].rows)
     return (
-        f"quarantined: its gradient of leaf {leaf} of step {request.step} (rows {rows}) is not that of {names} "
+        f"quarantined: its gradient of leaf {leaf} of step {request.step} (rows {rows}) differs from that of {names} "
         f"(relative difference {far:.2g}, asked {len(mine)} times); what it had done of this step is computed again. "
         "Run `mlxdist selfcheck` there before it takes part again"
     )
@@ -225,8 +225,8 @@ def why_unlike(leaf: int, request: Request, node: str, answers: Iterable[Answer]
     mine = next(answer for answer in answers if answer.node == node)
     far = max(distance(mine, other) for other in answers if other.node != node)
     return (
-        f"gives leaf {leaf} of step {request.step} other last bits than nodes like it (relative difference "
-        f"{far:.2g}, the same each time), although its canary was the same"
+        f"computes leaf {leaf} of step {request.step} with other last bits than nodes of its bit class (relative "
+        f"difference {far:.2g}, the same each time), although its canary gave the same bits"
     )
 
 

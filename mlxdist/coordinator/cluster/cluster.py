@@ -184,7 +184,7 @@ class Cluster:
         """
         self.offenders.add(parcel.channel, parcel.peer, error, self.now)
         node = self.members.by_peer(parcel.channel, parcel.peer)
-        what = f"a message from it made an error here: {quoted(repr(error))}"
+        what = f"a message from it caused an error in the coordinator: {quoted(repr(error))}"
         if node is None:
             return [NodeNews("coordinator", "", f"a message from a stranger: {what}", log=True)]
         return self.members.cut_off(node, what)

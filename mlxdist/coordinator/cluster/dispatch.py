@@ -33,7 +33,7 @@ class Dispatch:
         channel, peer = parcel.channel, parcel.peer
         if is_probe(parcel.frames):
             node = self.members.by_data(peer) if channel == DATA else None
-            why = "its data connection broke, and is there again"
+            why = "its data connection broke and was restored"
             return self.members.start_again(node, why, now) if node is not None else []
         try:
             message, payload = decode(parcel.frames)

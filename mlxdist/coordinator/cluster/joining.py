@@ -19,7 +19,7 @@ from mlxdist.protocol.transport import CONTROL
 from mlxdist.protocol.untrusted import NODE_NAME, quoted
 
 MOST_ELEMENTS = 2**33  # of an adapter: 32 GiB
-RIVAL_BEATS = 2  # of the first supervisor, after which a second one of its name is refused
+RIVAL_HEARTBEATS = 2  # of the first supervisor, after which a second one of its name is refused
 
 
 @dataclass
@@ -55,11 +55,14 @@ class Joining:
             return [*events, Send(CONTROL, peer, m.Reject(reason))]
         if known is not None and rival:
             if known.control.closed is None and not members.silent(known, now):
-                return events  # it asks again; by then the first one has sent a beat or not
+                return events  # it asks again; by then the first one has sent a heartbeat or not
             events += members.lose(known, NodeEvent.LOST, "its supervisor was restarted")
         if known is None or known.gone:
             if known is None and not members.room():
-                return [*events, Send(CONTROL, peer, m.Reject("too many nodes take part or did: start another run"))]
+                return [
+                    *events,
+                    Send(CONTROL, peer, m.Reject("too many nodes have taken part in this run: start another one")),
+                ]
             if too_large := self.settings.memory.refusal(message.name, message.host):
                 news = NodeNews(message.name, "refused", too_large.removeprefix(f"{message.name} "))
                 return [*events, news, Send(CONTROL, peer, m.Reject(too_large))]
@@ -93,14 +96,14 @@ class Joining:
         )
 
     def _taken(self, known: Node, message: m.Register, now: float) -> tuple[str, list[Event]]:
-        """The reason to refuse a second supervisor of a name: the first is on another host, or sends beats."""
+        """The reason to refuse a second supervisor of a name: the first is on another host, or sends heartbeats."""
         events: list[Event] = []
-        if known.control.rival_beats is None:
-            known.control.rival_beats = 0
+        if known.control.rival_heartbeats is None:
+            known.control.rival_heartbeats = 0
             events = self.members.probe(known, now)
-        if message.host.get("host") == known.host.get("host") and known.control.rival_beats < RIVAL_BEATS:
+        if message.host.get("host") == known.host.get("host") and known.control.rival_heartbeats < RIVAL_HEARTBEATS:
             return "", events
-        known.control.rival_beats = None
+        known.control.rival_heartbeats = None
         return f"a node named {message.name!r} takes part already; give this one another name", events
 
     # ---- the worker
@@ -112,7 +115,7 @@ class Joining:
         if node.worker.data is not None and node.worker.data != peer:
             raise StaleError("Hello from another connection than the worker's")
         if node.worker.data is not None:
-            return self.members.start_again(node, "its worker said hello again", now)
+            return self.members.start_again(node, "its worker connected again", now)
         node.move(NodeEvent.WORKER_HELLO)
         node.worker.data = peer
         check_versions(node.name, self.settings.versions, message.versions)

@@ -22,7 +22,7 @@ from mlxdist.protocol.states import NodeEvent, NodeState
 from mlxdist.protocol.transport import CONTROL, DATA
 from mlxdist.protocol.untrusted import quoted, sentence
 
-SILENT_BEATS = 1.5  # beats without a word after which the connection is tried
+SILENT_HEARTBEATS = 1.5  # heartbeats without a word after which the connection is tried
 MOST_NODES = 512  # by name, those that are gone included
 TAIL_LINES = 20  # of a worker that ended, in a sentence
 EARLY_EXITS = 3  # workers in a row that ended before they were ready: the node is given up
@@ -84,8 +84,8 @@ class Membership:
         node.heard(now)
         if node.state is not NodeState.SUSPECT:
             return []
-        node.move(NodeEvent.BEAT_AGAIN_BUSY if busy else NodeEvent.BEAT_AGAIN)
-        return [news_of(node, "beats again")]
+        node.move(NodeEvent.HEARD_AGAIN_BUSY if busy else NodeEvent.HEARD_AGAIN)
+        return [news_of(node, "heard again")]
 
     def on_control(self, node: Node, message: m.Message, leaf: Leaf | None) -> list[Event]:
         """Takes a message of an admitted supervisor, whose worker computes `leaf`.
@@ -105,7 +105,7 @@ class Membership:
                 raise WireError(f"{type(message).__name__} on the control connection")
 
     def _look_at_worker(self, node: Node, pid: int, leaf: Leaf | None) -> list[Event]:
-        """Compares with the worker that a beat names: a WorkerExit or a Restart may have been lost."""
+        """Compares with the worker that a heartbeat names: a WorkerExit or a Restart may have been lost."""
         if pid and pid == node.kill_requested:
             return [to_supervisor(node, m.Restart(node.session, pid))]
         if node.worker.ended:
@@ -137,11 +137,11 @@ class Membership:
         if silent > timing.dead_seconds:
             return self.lose(node, NodeEvent.LOST, f"not heard for {silent:.3g} s")
         if control.closed is not None and now - control.closed > timing.return_seconds:
-            why = f"its connection was closed, and {timing.return_seconds:.3g} s passed"
+            why = f"its connection stayed closed for {timing.return_seconds:.3g} s"
             return self.lose(node, NodeEvent.LOST, why)
         if (silent > timing.suspect_seconds or control.closed is not None) and node.works:
             node.move(NodeEvent.SILENT)
-            why = "its connection is closed" if control.closed is not None else f"no beat for {silent:.3g} s"
+            why = "its connection is closed" if control.closed is not None else f"no heartbeat for {silent:.3g} s"
             events = [news_of(node, why)]
         elif worker.data_closed is not None and now - worker.data_closed > timing.return_seconds:
             why = f"its data connection stayed closed for {timing.return_seconds:.3g} s"
@@ -153,8 +153,8 @@ class Membership:
         return events
 
     def silent(self, node: Node, now: float) -> bool:
-        """True after a missed beat."""
-        return now - node.control.heard > SILENT_BEATS * self.settings.timing.beat_seconds
+        """True after a missed heartbeat."""
+        return now - node.control.heard > SILENT_HEARTBEATS * self.settings.timing.beat_seconds
 
     def probe(self, node: Node, now: float) -> list[Event]:
         """Sends a message that needs no answer: when it cannot be sent, the connection is closed."""

@@ -20,7 +20,7 @@ class Control:
     heard: float
     closed: float | None = None  # when it was found closed
     probed: float = 0.0
-    rival_beats: int | None = None  # beats since another supervisor of this name asked; None: no other has asked
+    rival_heartbeats: int | None = None  # since another supervisor of this name asked; None: no other has asked
 
 
 @dataclass
@@ -79,8 +79,8 @@ class Node:
     def heard(self, now: float) -> None:
         """Notes that a message of the supervisor came."""
         self.control.heard, self.control.closed = now, None
-        if self.control.rival_beats is not None:
-            self.control.rival_beats += 1
+        if self.control.rival_heartbeats is not None:
+            self.control.rival_heartbeats += 1
 
     def lose_worker(self, event: NodeEvent) -> None:
         """Moves to the state after `event`, without a worker. Raises ValueError where the table has none."""

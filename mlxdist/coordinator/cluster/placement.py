@@ -99,7 +99,7 @@ def copies(round_: Round, nodes: Sequence[Node], slow: Callable[[Assignment], bo
 
 
 def too_slow(name: str, seconds: Mapping[str, NodeSeconds], given: Mapping[str, Span]) -> str:
-    """The reason why a node that got nothing costs more than it brings, with the numbers.
+    """The reason why a node that got nothing would slow the step down, with the numbers.
 
     Empty when one like the slowest of the others would have got nothing either: the step has too few leaves for it.
     """
@@ -110,6 +110,6 @@ def too_slow(name: str, seconds: Mapping[str, NodeSeconds], given: Mapping[str, 
     step = max(seconds[other].of(span) for other, span in given.items())
     here, there = fmean(mine.leaves), fmean(seconds[slowest].leaves)
     return (
-        f"costs more than it brings: a leaf takes {here:.2g} s there, {there:.2g} s on {slowest}, and its "
+        f"slows the step down: a leaf takes {here:.2g} s there, {there:.2g} s on {slowest}, and its "
         f"link {mine.start + mine.partial:.2g} s more; without it a step takes {step:.2g} s"
     )

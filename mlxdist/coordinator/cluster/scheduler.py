@@ -34,15 +34,14 @@ class Scheduler:
     leaves_recomputed: int = 0  # of the rounds before
     paused_at: float | None = None  # since when too few nodes can work
     spare: dict[str, int] = field(default_factory=dict)  # nodes that the last steps left out: in how many
-    _told: set[str] = field(default_factory=set)  # nodes of which it was said that they cost more than they bring
+    _told: set[str] = field(default_factory=set)  # nodes of which it was said that they slow the step down
     pacing: Pacing = field(default_factory=Pacing)
     _seconds: dict[str, NodeSeconds] = field(default_factory=dict)
     _attempts: int = 0
     deadlines: Deadlines = field(init=False)
 
     def __post_init__(self) -> None:
-        timing = self.settings.timing
-        self.deadlines = Deadlines(timing.progress_seconds, timing.progress_factor, timing.start_timeout)
+        self.deadlines = Deadlines(self.settings.timing)
 
     def current(self) -> Round:
         """The round in work, or the last one. Raises StaleError before the first."""

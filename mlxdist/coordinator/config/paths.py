@@ -33,7 +33,9 @@ def _model(text: str, base: Path) -> str:
     if path.exists():
         raise BadPathError("is a file; the model is a folder, as mlx_lm.load takes it, or a hub id")
     if not _may_be_hub_id(text):
-        raise BadPathError(f"leads to {path}, and there is no folder; a hub id looks like mlx-community/Qwen3-4B-4bit")
+        raise BadPathError(
+            f"leads to {path}, where there is no folder; a hub id looks like mlx-community/Qwen3-4B-4bit"
+        )
     return text
 
 
@@ -43,14 +45,14 @@ def _data(text: str, base: Path) -> str:
     if path.exists():
         return str(path)
     if not _may_be_hub_id(text) or text.endswith(DATA_SUFFIXES):
-        raise BadPathError(f"leads to {path}, and there is no file or folder")
+        raise BadPathError(f"leads to {path}, where there is no file or folder")
     return text
 
 
 def _valid_data(text: str, base: Path) -> str:
     """Returns an existing folder or file as an absolute path; "" stays."""
     if text and not absolute(text, base).exists():
-        raise BadPathError(f"leads to {absolute(text, base)}, and there is no file or folder")
+        raise BadPathError(f"leads to {absolute(text, base)}, where there is no file or folder")
     return str(absolute(text, base)) if text else ""
 
 

@@ -2,7 +2,8 @@
 
 Every default is here; those of a method that differ are in protocol/methods.py. A field's type holds the values that it
 takes (see field_types.py), its comment the meaning and the unit. A new key is a line here and one in run.example.toml.
-`load.load_config` makes these from a file; they do not change afterwards.
+A resumed run may change it only when it is among the FREE ones. `load.load_config` makes these from a file; they do not
+change afterwards.
 """
 
 import json
@@ -157,6 +158,16 @@ class RunConfig:
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     preference: PreferenceConfig = field(default_factory=PreferenceConfig)
     timing: TimingConfig = field(default_factory=TimingConfig)
+
+
+# Keys that a resumed run may change: how long it is, what it says and what it keeps, but not what a step means.
+# The data and the model are compared by what was read from them, so that they may have moved.
+FREE = ("model", "output", "data.", "timing.")
+LENGTHS = ("steps", "epochs", "max_hours")
+FREE_OF_TRAIN = (
+    *(*LENGTHS, "report_every", "eval_every", "eval_rows", "save_every", "keep_checkpoints"),
+    *("best_by", "early_stop_evals", "report_memory", "audit"),
+)
 
 
 def warmup_steps(train: TrainConfig, total_steps: int) -> int:

@@ -10,7 +10,7 @@ from mlxdist.coordinator.batch.row_store import Rows
 from mlxdist.coordinator.config.advice import kto_weights_advice
 from mlxdist.coordinator.config.schema import BatchConfig, PreferenceConfig, RunConfig
 from mlxdist.coordinator.data.columns import sources
-from mlxdist.coordinator.encode.row_formats import SHAPES, Columns, columns_said
+from mlxdist.coordinator.encode.row_formats import SHAPES, ColumnNames, columns_said
 from mlxdist.protocol.errors import DataError
 from mlxdist.protocol.methods import METHODS
 
@@ -65,7 +65,7 @@ def prompt_notes(data: Rows, max_length: int, n_bos: int) -> list[str]:
     return [f"{whose} batch.max_length = {max_length} by itself: its prompt is cut away entirely."]
 
 
-def naming_notes(name: str, known: str, named: Columns, columns: Mapping[str, int]) -> Iterator[str]:
+def naming_notes(name: str, known: str, named: ColumnNames, columns: Mapping[str, int]) -> Iterator[str]:
     """The way of writing that the rows of a file were recognized by.
 
     `columns` are all that its rows have. Raises DataError for one that data.columns joins and no row has.
@@ -80,7 +80,7 @@ def naming_notes(name: str, known: str, named: Columns, columns: Mapping[str, in
                 raise DataError(f"{name}: no row has {theirs!r}, which data.columns joins into {ours}")
 
 
-def unread_notes(name: str, shape: str, n_rows: int, named: Columns, columns: Mapping[str, int]) -> Iterator[str]:
+def unread_notes(name: str, shape: str, n_rows: int, named: ColumnNames, columns: Mapping[str, int]) -> Iterator[str]:
     """The columns of a file with text that nothing reads, each with its share of the `n_rows` good rows."""
     unread = {key: count for key, count in columns.items() if count}
     if not unread:

@@ -6,7 +6,7 @@ from typing import Any
 
 from mlxdist.coordinator.data.message_cells import decoded
 from mlxdist.coordinator.encode.row_errors import RowError
-from mlxdist.coordinator.encode.row_formats import SHAPES, Columns, Fields, Shaping, has_shape, keys_said
+from mlxdist.coordinator.encode.row_formats import SHAPES, ColumnNames, Fields, Shaping, has_shape, keys_said
 
 JOINT = "\n\n"  # between joined columns: a paragraph each, as a system text stands before a user turn
 LOOKED_AT = 8  # items of a list or table in which text is looked for
@@ -19,7 +19,7 @@ class Known:
 
     name: str
     keys: tuple[str, ...]  # that a row has, each filled
-    columns: Columns  # what they are to us
+    columns: ColumnNames  # what they are to us
 
 
 ALPACA, SHARE_GPT = "alpaca", "ShareGPT"
@@ -37,7 +37,7 @@ class NamedRow:
 
     raw: Fields  # as the file has it
     fields: Fields
-    columns: Columns  # those that named the fields
+    columns: ColumnNames  # those that named the fields
     known: str = ""  # the way of writing that the row was recognized by
 
     def unread(self, shape: str, beside: Collection[str]) -> Iterator[str]:
@@ -67,13 +67,13 @@ def named(row: Fields, shaping: Shaping) -> NamedRow:
     return NamedRow(row, {key: decoded(key, value) for key, value in fields.items()}, columns, known)
 
 
-def sources(columns: Columns, ours: str) -> tuple[str, ...]:
+def sources(columns: ColumnNames, ours: str) -> tuple[str, ...]:
     """The names in the file of one of our names."""
     theirs = columns[ours]
     return (theirs,) if isinstance(theirs, str) else tuple(theirs)
 
 
-def _named(row: Fields, ours: str, columns: Columns) -> Any:
+def _named(row: Fields, ours: str, columns: ColumnNames) -> Any:
     """The value for one of our names: a column's as it is, or the texts of several joined, blank ones left out."""
     theirs = columns[ours]
     if isinstance(theirs, str):

@@ -1,12 +1,13 @@
 """Rows through the optional `datasets` library: parquet files and data sets of the hub."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from mlxdist.coordinator.data.records import Record, Source, Splits
 from mlxdist.protocol.errors import DataError
 
+HUB_SECONDS = 10.0  # for its answer whether it has a data set
 VALID = ("validation", "valid", "val", "dev", "eval")
 
 
@@ -21,14 +22,32 @@ def read_parquet(path: Path) -> Iterator[Record]:
         yield Record(number, row, number / len(data))
 
 
-def find_splits(name: str) -> Splits:
-    """The splits of a hub data set. Raises DataError where it cannot be read, or has no train split."""
+def ask_hub(name: str) -> None:
+    """Asks the hub once for a data set that no earlier run has downloaded. Raises an error of its library.
+
+    `load_dataset` would ask for half a minute, again and again, for a name that is wrong.
+    """
+    import datasets
+    from huggingface_hub import HfApi
+
+    if not (Path(datasets.config.HF_DATASETS_CACHE) / name.replace("/", "___")).exists():
+        HfApi().dataset_info(name, timeout=HUB_SECONDS)
+
+
+def find_splits(name: str, ask: Callable[[str], None] = ask_hub) -> Splits:
+    """The splits of a hub data set. Raises DataError where it cannot be read, or has no train split.
+
+    `ask` raises an error where the hub has no such data set, or does not answer.
+    """
     library = _library(name)
     try:
+        ask(name)
         loaded: Mapping[str, Any] = library.load_dataset(name)
     except Exception as error:  # as above
-        why = _first_line(error)
-        raise DataError(f"data.path: {name!r} is no file or folder, nor a data set of the hub ({why})") from error
+        raise DataError(
+            f"data.path: there is no file or folder {name!r} here, and the hub gives no data set of that name "
+            f"({_hub_said(error)})"
+        ) from error
     return splits_of(name, loaded)
 
 
@@ -68,6 +87,12 @@ def _library(what: str) -> Any:
         ) from error
     datasets.disable_progress_bars()  # `progress` shows what is read
     return datasets
+
+
+def _hub_said(error: Exception) -> str:
+    if getattr(getattr(error, "response", None), "status_code", 0) in (401, 404):
+        return "it has none, or only for those who are logged in and may see it"
+    return _first_line(error)
 
 
 def _first_line(error: Exception) -> str:

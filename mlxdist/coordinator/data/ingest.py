@@ -15,7 +15,7 @@ from mlxdist.coordinator.encode.encoding import Draft, Encoded, Encoding
 from mlxdist.coordinator.encode.preference import draft_pair
 from mlxdist.coordinator.encode.remarks import Tally
 from mlxdist.coordinator.encode.row_errors import Fault, RowError
-from mlxdist.coordinator.encode.row_formats import Columns, Shaping, shape_of
+from mlxdist.coordinator.encode.row_formats import ColumnNames, Shaping, shape_of
 from mlxdist.coordinator.encode.sft import draft_sft
 from mlxdist.protocol.errors import DataError
 from mlxdist.protocol.methods import METHODS
@@ -38,7 +38,7 @@ class ReadFile:
     plain: bool  # True where prompts and responses are texts
     tally: Tally  # what is to be said of its rows
     known: str  # the way of writing by which its rows were recognized, "" for our own or data.columns
-    named: Columns  # what names its rows: data.columns, or that of the way of writing
+    named: ColumnNames  # what names its rows: data.columns, or that of the way of writing
     columns: Mapping[str, int]  # every column of the good rows -> rows in which it has text that nothing reads
 
 
@@ -52,7 +52,7 @@ def read_source(source: Source, encoding: Encoding, progress: Progress) -> ReadF
     store = RowStore(source.name, config.method, config.batch.max_length, encoding.tokenizer.bos_id)
     faults: list[Fault] = []
     n_rows, n_characters, first, plain, known, tally = 0, 0, ("", ""), False, "", Tally()
-    naming: Columns = config.data.columns
+    naming: ColumnNames = config.data.columns
     columns: Counter[str] = Counter()
     with ThreadPoolExecutor(max_workers=1) as thread:
         encoder = _Encoder(encoding, store, thread)

@@ -123,7 +123,7 @@ def parted(
         return StoredRows(train.store), StoredRows(valid.store), [unused] if fraction else []
     if not fraction:
         return StoredRows(train.store), None, []
-    rest, kept_back = split(train, fraction, config.batch.seed)
+    rest, kept_back = set_apart(train, fraction, config.batch.seed)
     if not len(kept_back):
         return rest, None, ["One row cannot be split: data.valid_fraction keeps none back."]
     said = f"{len(kept_back)} of {len(train.store)} rows are kept back for validation (data.valid_fraction)."
@@ -144,7 +144,7 @@ def checks(file: ReadFile, train: StoredRows, encoding: Encoding) -> list[Callab
     return every
 
 
-def split(file: ReadFile, fraction: float, seed: int) -> tuple[StoredRows, StoredRows]:
+def set_apart(file: ReadFile, fraction: float, seed: int) -> tuple[StoredRows, StoredRows]:
     """Training and validation rows, each in file order; which are which is drawn with `seed`.
 
     The rows that were made of one line stay together. At least one line goes to each side where there are two.

@@ -9,7 +9,7 @@ from mlxdist.coordinator.encode.row_errors import RowError
 from mlxdist.protocol.methods import METHODS, PAIR_FORMATS
 
 Fields = Mapping[str, Any]
-Columns = Mapping[str, str | tuple[str, ...]]  # our name = the name in the file, or several that are joined
+ColumnNames = Mapping[str, str | tuple[str, ...]]  # our name = the name in the file, or several that are joined
 
 SHAPES: Mapping[str, tuple[str, ...]] = {
     "messages": ("messages",),
@@ -38,7 +38,7 @@ class Shaping:
     """The settings that decide how the keys of a row are read."""
 
     method: str
-    columns: Columns
+    columns: ColumnNames
     unpair: bool = False
 
     @property
@@ -79,7 +79,7 @@ def _remedy(fields: Fields, shaping: Shaping) -> str:
     return found
 
 
-def columns_said(columns: Columns, keys: Collection[str] = ()) -> str:
+def columns_said(columns: ColumnNames, keys: Collection[str] = ()) -> str:
     """`columns` as TOML. Further text of a prompt among a file's `keys` is joined to it."""
     said = []
     for ours, theirs in columns.items():

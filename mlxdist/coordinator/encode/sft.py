@@ -13,7 +13,7 @@ from mlxdist.coordinator.encode.messages import Message, filled_text, is_empty_t
 from mlxdist.coordinator.encode.remarks import Remark
 from mlxdist.coordinator.encode.row_errors import RowError
 from mlxdist.coordinator.encode.shown import turn_remarks, unused
-from mlxdist.coordinator.encode.turn_tokens import Span, token_span, with_end_token
+from mlxdist.coordinator.encode.turn_tokens import TokenSpan, token_span, with_end_token
 
 Marks = Sequence[bool | None]  # per message: trained, not trained, or as data.train_on says
 
@@ -115,7 +115,7 @@ def _mark_remarks(messages: Sequence[Message], marks: Marks) -> list[Remark]:
     return [Remark("mark")] if any(asked) else []
 
 
-def _outside(spans: Sequence[Span]) -> list[Span]:
+def _outside(spans: Sequence[TokenSpan]) -> list[TokenSpan]:
     """The parts of a row between spans in their order."""
     starts: list[int | None] = [0, *(end for _, end in spans)]
     ends: list[int | None] = [*(start for start, _ in spans), None]

@@ -116,7 +116,7 @@ def load(model: str, chat_template: str = "") -> Any:
     except Exception as error:  # whatever transformers and the hub raise: the reader needs the model's name
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(
-            f"model = {model!r} has no tokenizer that can be read ({first}): a folder or hub id?"
+            f"model = {model!r} has no tokenizer that can be read ({first}): give a folder that has one, or a hub id"
         ) from error
     wrapper.eos_token_ids = {*wrapper.eos_token_ids, *([ends] if isinstance(ends, int) else ends or [])}
     return wrapper

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from mlxdist.coordinator.encode.boundaries import boundary, common_prefix
 from mlxdist.coordinator.encode.encoding import Encoding
 
-Span = tuple[int, int | None]
+TokenSpan = tuple[int, int | None]
 
 
-def token_span(full: Sequence[int], before: Sequence[int], through: Sequence[int] | None, encoding: Encoding) -> Span:
+def token_span(
+    full: Sequence[int], before: Sequence[int], through: Sequence[int] | None, encoding: Encoding
+) -> TokenSpan:
     """The tokens of a turn: those that hold at least one character of it.
 
     `before` and `through` are the ids of the texts up to its start and up to its end; `through` None: the turn ends the
@@ -31,7 +33,7 @@ def token_span(full: Sequence[int], before: Sequence[int], through: Sequence[int
     return start, end
 
 
-def with_end_token(full: Sequence[int], span: Span, encoding: Encoding) -> Span:
+def with_end_token(full: Sequence[int], span: TokenSpan, encoding: Encoding) -> TokenSpan:
     """`span` with the end token behind it: where a template closes no turn, the first token of the next one ends it."""
     start, end = span
     if end is not None and end < len(full) and full[end] in encoding.tokenizer.eos_ids:

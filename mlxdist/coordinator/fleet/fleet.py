@@ -136,7 +136,7 @@ class Fleet:
                 cluster.quarantine(name, reason)
             if wrong:
                 cluster.scheduler.forget_step()
-                raise TaintedError("a node that had part in the step was quarantined")
+                raise TaintedError("a node that took part in the step was quarantined")
 
     def score(self, request: Request) -> Sequence[RowOutputs]:
         """Each leaf's row outputs."""

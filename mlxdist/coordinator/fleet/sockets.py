@@ -42,7 +42,7 @@ WATCHED = (
 )
 FAILURES: dict[int, str] = {
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "its key is not known here",
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: f"it was not ready within {HANDSHAKE_SECONDS} s",
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "it made no handshake in time",
 }
 PROTOCOL_FAILURES: dict[int, str] = {
     zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH: "it does not encrypt as this run does",
@@ -78,7 +78,13 @@ class RouterHub:
     """A Hub over two ROUTER sockets. One thread receives and sends; `wake` may be called from any."""
 
     def __init__(
-        self, addresses: Sequence[str], port: int, access: Access | None = None, *, io_threads: int = IO_THREADS
+        self,
+        addresses: Sequence[str],
+        port: int,
+        access: Access | None = None,
+        *,
+        io_threads: int = IO_THREADS,
+        handshake_seconds: int = HANDSHAKE_SECONDS,
     ) -> None:
         """Binds control to `port` and data to `port + 1` of all addresses; 0 picks both. "*" is every address.
 
@@ -91,7 +97,7 @@ class RouterHub:
         if self._check is not None:
             self._check.start()  # before any port is open: without it libzmq lets every key in
         self._access, self._doorway = access, Doorway()
-        self._sockets = {CONTROL: self._router(), DATA: self._router()}
+        self._sockets = {CONTROL: self._router(handshake_seconds), DATA: self._router(handshake_seconds)}
         self._monitors = {name: router.get_monitor_socket(WATCHED) for name, router in self._sockets.items()}
         self.ports: dict[str, int] = {}
         for offset, channel in enumerate(self._sockets):
@@ -105,7 +111,7 @@ class RouterHub:
         if self._check is not None:
             self._poller.register(self._check.zap_socket, zmq.POLLIN)
 
-    def _router(self) -> "zmq.Socket[bytes]":
+    def _router(self, handshake_seconds: int) -> "zmq.Socket[bytes]":
         router = self._context.socket(zmq.ROUTER)
         router.setsockopt(zmq.LINGER, 0)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -114,7 +120,7 @@ class RouterHub:
         router.setsockopt(zmq.MAXMSGSIZE, MOST_FRAME)
         router.setsockopt(zmq.RCVHWM, MOST_QUEUED)
         router.setsockopt(zmq.BACKLOG, BACKLOG)
-        router.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_SECONDS * 1000)
+        router.setsockopt(zmq.HANDSHAKE_IVL, handshake_seconds * 1000)
         router.setsockopt(zmq.TCP_MAXRT, RETRY_SECONDS * 1000)
         for option, value in KEEPALIVE.items():
             router.setsockopt(option, value)

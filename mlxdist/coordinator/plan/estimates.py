@@ -1,12 +1,12 @@
 """Estimates of a step on several nodes: its partials, traffic and time, and the number of nodes that is worthwhile."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 from mlxdist.coordinator.config.schema import BatchConfig
+from mlxdist.coordinator.report.history import events
 from mlxdist.coordinator.schedule.assign import NodeSeconds, assign
 from mlxdist.protocol.tree import Span, subtrees
 
@@ -95,15 +95,14 @@ def nearest_size(batch: BatchConfig, nodes: int) -> int | None:
 
 def measured_speed(metrics: Path) -> float | None:
     """Returns the tokens per second of one node, padding included, in the run of the event file `metrics`, or None."""
-    speeds, names = [], set()
+    speeds, names = list[float](), set[str]()
     try:
-        with metrics.open(encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                event = json.loads(line)
-                if event.get("event") == "train" and event.get("all_tokens_per_second"):
-                    speeds.append(float(event["all_tokens_per_second"]))
-                elif event.get("event") == "node":
-                    names.add(event.get("name"))
-    except (OSError, ValueError):
+        for _, event in events(metrics):
+            speed = event.get("all_tokens_per_second")
+            if event.get("event") == "train" and isinstance(speed, int | float) and speed > 0:
+                speeds.append(speed)
+            elif event.get("event") == "node":
+                names.add(str(event.get("name")))
+    except OSError:
         return None
     return median(speeds) / max(len(names), 1) if speeds else None

@@ -48,7 +48,7 @@ def read_history(path: Path) -> History:
     pauses: dict[int, float] = {}
     elapsed: dict[int, float] = {}
     wall, peak, redone = 0.0, None, Redone()
-    for _, event in _events(path):
+    for _, event in events(path):
         wall = max(wall, event.get("wall_seconds") or 0.0)
         kind, step = event.get("event"), event.get("step", 0)
         if kind == "train":
@@ -96,14 +96,14 @@ def trim_metrics(path: Path, last_step: int) -> None:
         return
 
     def kept(stream: BinaryIO) -> None:
-        for line, event in _events(path):
+        for line, event in events(path):
             if event.get("event") != "done" and event.get("step", 0) <= last_step:
                 stream.write(line + b"\n")
 
     write_aside(path, kept)
 
 
-def _events(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+def events(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
     """Yields each whole line with its event; torn lines, and those that lack a key of their event, are passed over."""
     if not path.exists():
         return

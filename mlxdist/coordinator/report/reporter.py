@@ -227,14 +227,17 @@ class Reporter:
         )
         write_json(self._run.metrics_json, summary_of(ending, told, results, self._run.path))
 
-    def done(self, message: str, ending: Ending) -> None:
-        """Tells the end of the run: the last event, the cost of failures, and the closing sentence."""
+    def done(self, message: str, ending: Ending, shown: str = "") -> None:
+        """Tells the end of the run: the last event with its `message`, the cost of failures, and the closing sentence.
+
+        `shown`: the closing sentence on the terminal, where it is not `message`.
+        """
         last = max(self._train_losses, default=0)
         lost = self._lost_time()
         self._tell("done", {"status": ending, "step": last, "message": message, **asdict(lost)})
         if last:
             self._display.say(lost_time_phrase(lost))
-        self._display.end(message)
+        self._display.end(shown or message)
         self.ended = True
 
     def could_not_save(self, what: str, error: SaveError) -> None:

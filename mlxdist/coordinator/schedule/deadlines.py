@@ -8,6 +8,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
+from mlxdist.coordinator.config.schema import TimingConfig
+
 REMEMBERED = 101  # leaves
 FIRST_FACTOR = 5.0  # for a first leaf, or one of a new width
 
@@ -20,9 +22,7 @@ class Deadlines:
     such a leaf. While no time is known it has `start_timeout`.
     """
 
-    progress_seconds: float
-    progress_factor: float
-    start_timeout: float
+    timing: TimingConfig
     _past: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))  # seconds per token
     _widths: set[int] = field(default_factory=set)
 
@@ -37,8 +37,8 @@ class Deadlines:
 
     def limit(self, tokens: int, width: int, *, first: bool) -> float:
         """Seconds from the node's last sign of progress to where it counts as stuck."""
-        usual = self.usual(tokens)
+        usual, timing = self.usual(tokens), self.timing
         if usual is None:
-            return self.start_timeout
+            return timing.start_timeout
         wider = FIRST_FACTOR if first or width not in self._widths else 1.0
-        return max(self.progress_seconds, self.progress_factor * usual) * wider
+        return max(timing.progress_seconds, timing.progress_factor * usual) * wider

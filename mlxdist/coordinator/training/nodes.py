@@ -12,12 +12,12 @@ from mlxdist.coordinator.cluster.audit import Audit
 from mlxdist.coordinator.cluster.cluster import Cluster
 from mlxdist.coordinator.cluster.events import NodeNews
 from mlxdist.coordinator.cluster.settings import ClusterSettings
-from mlxdist.coordinator.config.hosts import Hosts, is_loopback
+from mlxdist.coordinator.config.hosts import Hosts, is_loopback, own_addresses
 from mlxdist.coordinator.fleet.access import Access
 from mlxdist.coordinator.fleet.ended import Printed
 from mlxdist.coordinator.fleet.fleet import Fleet
 from mlxdist.coordinator.fleet.sockets import RouterHub
-from mlxdist.coordinator.launch.roster import Roster, listening, own_addresses
+from mlxdist.coordinator.launch.roster import Roster, listening
 from mlxdist.coordinator.launch.starts import starts_of
 from mlxdist.coordinator.launch.supervisors import Supervisors
 from mlxdist.coordinator.report.format import count

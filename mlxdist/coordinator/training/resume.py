@@ -7,7 +7,7 @@ from typing import Any
 
 from mlxdist.coordinator.batch.batch_order import total_steps
 from mlxdist.coordinator.config.keys import flat
-from mlxdist.coordinator.config.schema import RunConfig, as_json
+from mlxdist.coordinator.config.schema import FREE, FREE_OF_TRAIN, LENGTHS, RunConfig, as_json
 from mlxdist.coordinator.methods.reference_logps import References, unknown
 from mlxdist.coordinator.report.history import read_history
 from mlxdist.coordinator.storage.run_folder import RunFolder, read_json
@@ -19,15 +19,6 @@ from mlxdist.protocol.methods import METHODS
 from mlxdist.protocol.vectors import Vector
 
 REFERENCE, REFERENCE_FILE = "reference", "reference.safetensors"
-
-# Keys that change how long a run is, what it says and what it keeps, but not what a step means. The data and the model
-# are compared by what was read from them, so that they may have moved.
-FREE = ("model", "output", "data.", "timing.")
-LENGTHS = ("steps", "epochs", "max_hours")
-FREE_OF_TRAIN = (
-    *(*LENGTHS, "report_every", "eval_every", "eval_rows", "save_every", "keep_checkpoints"),
-    *("best_by", "early_stop_evals", "report_memory", "audit"),
-)
 
 
 @dataclass(frozen=True)

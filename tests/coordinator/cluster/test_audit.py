@@ -259,7 +259,7 @@ def test_a_node_that_flips_a_bit_now_and_then_is_quarantined_and_the_adapter_has
     assert quarantined(news) == [f"node-{bad}"]
     (line,) = [line for line in news if "quarantined" in line]
     others = " and ".join(f"node-{other}" for other in range(3) if other != bad)
-    assert f"is not that of {others} (relative difference" in line
+    assert f"differs from that of {others} (relative difference" in line
 
 
 @pytest.mark.parametrize("loss", ["kto", "sigmoid"])

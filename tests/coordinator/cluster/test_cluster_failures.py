@@ -138,7 +138,7 @@ def test_a_worker_that_connects_anew_is_given_nothing_before_it_has_loaded_again
     old = node.session
     node.hello()
     assert (node.state, node.work) == ("connecting", [])
-    assert node.heard(m.Stale, CONTROL) == [m.Stale(old, "its worker said hello again", over=True)]
+    assert node.heard(m.Stale, CONTROL) == [m.Stale(old, "its worker connected again", over=True)]
     node.enlist()
     node.hello()
     assert (node.state, node.work) == ("loading", [])

@@ -261,7 +261,7 @@ def test_a_worker_that_speaks_before_its_hello_is_not_heard() -> None:
     assert bench.cluster.introduction is None
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(st.data())
 def test_no_message_of_any_node_stops_the_coordinator(data: st.DataObject) -> None:
     bench = Bench()

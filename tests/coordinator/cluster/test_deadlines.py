@@ -4,21 +4,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlxdist.coordinator.config.schema import TimingConfig
 from mlxdist.coordinator.schedule.deadlines import FIRST_FACTOR, REMEMBERED, Deadlines
 from mlxdist.protocol.backoff import Backoff
 
 # ---- deadlines
 
+TIMING = TimingConfig(progress_seconds=30.0, progress_factor=10.0, start_timeout=600.0)
+
 
 def known(seconds: float = 1.0, tokens: int = 100, width: int = 100) -> Deadlines:
     """A leaf of 100 tokens was computed."""
-    deadlines = Deadlines(progress_seconds=30.0, progress_factor=10.0, start_timeout=600.0)
+    deadlines = Deadlines(TIMING)
     deadlines.took(tokens, width, seconds)
     return deadlines
 
 
 def test_while_nothing_is_known_the_first_leaf_has_its_own_limit() -> None:
-    deadlines = Deadlines(progress_seconds=30.0, progress_factor=10.0, start_timeout=600.0)
+    deadlines = Deadlines(TIMING)
     assert deadlines.usual(100) is None
     for first in (True, False):
         assert deadlines.limit(10**6, 10**6, first=first) == 600.0

@@ -67,7 +67,7 @@ def test_a_node_that_costs_more_than_it_brings_is_left_out_and_named_once_with_t
         spans = play(bench, nodes, seconds, step)
     assert spans == {"a": [Span(0, 4)], "b": [Span(4, 8)], "slow": []}
     assert told(bench) == [
-        "slow costs more than it brings: a leaf takes 50 s there, 1 s on a, and its link 0.01 s more; without it a "
+        "slow slows the step down: a leaf takes 50 s there, 1 s on a, and its link 0.01 s more; without it a "
         "step takes 4 s; it gets no leaves for now, stays as a spare and is tried again at least every 20 steps"
     ]
     assert nodes[2].state == "ready"

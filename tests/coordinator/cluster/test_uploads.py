@@ -143,6 +143,7 @@ STRATEGIES: dict[str, Callable[[int], Choice]] = {
 }
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(st.data())
 def test_any_arrival_order_ends_with_the_same_bits_within_the_bound(data: st.DataObject) -> None:

@@ -1,6 +1,7 @@
 """run.example.toml shows every key with its real default; any text and any value is read without a crash."""
 
 import json
+import re
 import tomllib
 from operator import attrgetter
 from pathlib import Path
@@ -49,6 +50,11 @@ def test_the_example_shows_every_key_with_its_real_default(tmp_path: Path) -> No
     assert shown.pop("train.max_hours") is not None
     for key, value in shown.items():
         assert real[key] == (tuple(value) if isinstance(value, list) else value), key
+
+
+def test_the_example_names_every_method_and_every_loss() -> None:
+    words = set(re.findall(r"\w+", EXAMPLE.read_text()))
+    assert {name for spec in METHODS.values() for name in (spec.name, *spec.losses)} <= words
 
 
 def test_the_defaults_of_every_method_are_keys_and_fit_them(tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ def test_the_number_of_renders_does_not_grow_with_the_turns(name: str) -> None:
     assert counts[0] == counts[1] < 36
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.sampled_from(sorted(FAMILIES)), st.lists(rounds, min_size=FEW + 1, max_size=12), st.booleans())
 def test_many_turns_of_any_kind_lie_where_each_is_found_by_itself(name: str, parts: list[Any], system: bool) -> None:

@@ -247,6 +247,15 @@ def test_a_streamed_hub_data_set_is_refused_by_name() -> None:
         splits_of("org/name", {"train": Streamed()})
 
 
+def test_a_name_that_is_neither_here_nor_at_the_hub_is_refused_before_anything_is_loaded() -> None:
+    def unknown(name: str) -> None:
+        raise ConnectionError(f"no answer about {name}\nand more lines")
+
+    said = r"there is no file or folder 'org/name' here, and the hub gives no .* \(no answer about org/name\)"
+    with pytest.raises(DataError, match=said):
+        find_splits("org/name", unknown)
+
+
 def test_parquet_and_hub_need_the_optional_library_and_say_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

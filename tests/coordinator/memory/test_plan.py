@@ -137,8 +137,10 @@ def test_another_node_is_worthwhile_until_leaves_or_the_network_run_out() -> Non
 
 def test_the_speed_of_a_node_is_read_from_an_earlier_run(tmp_path: Path) -> None:
     events: list[dict[str, Any]] = [{"event": "node", "name": name} for name in ("a", "b", "a")]
-    events += [{"event": "train", "all_tokens_per_second": speed} for speed in (10.0, 300.0, 200.0)]
-    (tmp_path / "metrics.jsonl").write_text("\n".join(json.dumps(event) for event in events))
+    common = {"event": "train", "step": 1, "loss": 1.0}
+    events += [{**common, "all_tokens_per_second": speed} for speed in (10.0, 300.0, 200.0, None, "fast")]
+    lines = [*map(json.dumps, events), "[]", "null", '{"event": "train", "st']  # and some that are no event
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
     assert measured_speed(tmp_path / "metrics.jsonl") == 100.0
     assert measured_speed(tmp_path / "none") is None
 

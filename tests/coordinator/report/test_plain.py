@@ -133,13 +133,13 @@ def test_plain_lines_tell_a_nodes_loss_and_return_but_not_its_daily_work(
     plain.node("mini-1", "loading", "", stays=False)
     plain.node("mini-1", "ready", "", stays=False)
     plain.node("mini-1", "busy", "", stays=False)
-    plain.node("mini-1", "dead", "no beat for 15 s", stays=True)
+    plain.node("mini-1", "dead", "no heartbeat for 15 s", stays=True)
     for state in ("connecting", "loading"):
         plain.node("mini-1", state, "once more", stays=False)
     plain.node("mini-1", "ready", "", stays=True)
     assert [line[7:] for line in stream.getvalue().splitlines()] == [
         "mini-1: loading",
-        "mini-1: dead, no beat for 15 s",
+        "mini-1: dead, no heartbeat for 15 s",
         "mini-1: ready",
     ]
 
@@ -185,7 +185,7 @@ def test_the_live_display_shows_step_numbers_work_and_nodes(clock: FakeClock) ->
     console = console_of(80)
     live = LiveDisplay(console, title="my-rows", clock=clock)
     live.node("mini-1", "busy", "", stays=False)
-    live.node("mini-2", "suspect", "no beat for 6 s", stays=True)
+    live.node("mini-2", "suspect", "no heartbeat for 6 s", stays=True)
     for number in range(1, 46):
         clock.seconds += 2
         live.step(step(number, speeds={"mini-1": 410.0}))
@@ -195,7 +195,7 @@ def test_the_live_display_shows_step_numbers_work_and_nodes(clock: FakeClock) ->
     assert bar.rstrip().endswith("step 45 of 100")
     assert numbers == "loss 2.0000, 40 tokens/s, 2.0 s a step"
     assert busy == "working on step 46 (1.0 s), about 1 min 50 s left"
-    assert nodes == ["  mini-1  busy        410 tokens/s", "  mini-2  suspect     no beat for 6 s"]
+    assert nodes == ["  mini-1  busy        410 tokens/s", "  mini-2  suspect     no heartbeat for 6 s"]
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 200])
@@ -237,7 +237,7 @@ def shown(stream: io.StringIO, environ: Mapping[str, str], act: Callable[[Displa
 
 def a_short_run(display: Display) -> None:
     display.stage("loading", None)
-    display.node("mini-1", "suspect", "no beat for 6 s", stays=True)
+    display.node("mini-1", "suspect", "no heartbeat for 6 s", stays=True)
     display.step(step(1, 2))
     display.val(1, 1.5, {"rewards/accuracies": 0.75})
     display.step(step(2, 2))

@@ -234,7 +234,7 @@ def test_a_node_that_flaps_is_told_ever_more_seldom_but_a_loss_always(
 ) -> None:
     report = reporter(run, heard, clock)
     for _ in range(3):
-        for state, cause in [("ready", ""), ("suspect", "no beat for 6 s"), ("ready", "beats again")]:
+        for state, cause in [("ready", ""), ("suspect", "no heartbeat for 6 s"), ("ready", "heard again")]:
             report.node(NodeNews("flaps", state, cause))
             clock.seconds += 1
     report.node(NodeNews("flaps", "dead", "not heard for 15 s"))
@@ -307,6 +307,14 @@ def test_a_stage_that_tells_every_row_does_not_fill_the_file(run: RunFolder, hea
     assert len(heard.calls) == 1001
 
 
+def test_the_cause_of_a_failure_is_in_the_file_and_is_left_to_the_command_on_the_terminal(
+    run: RunFolder, heard: Heard, clock: FakeClock
+) -> None:
+    reporter(run, heard, clock).done("The gradient is not finite.", "failed", "the run failed")
+    assert (events(run)[-1]["status"], events(run)[-1]["message"]) == ("failed", "The gradient is not finite.")
+    assert heard.calls == [("end", "the run failed")]
+
+
 def test_the_summary_tells_the_whole_run(run: RunFolder, heard: Heard, clock: FakeClock) -> None:
     report = reporter(run, heard, clock)
     live_through(run, report, clock, range(1, 5))
@@ -375,7 +383,7 @@ def test_trimming_keeps_what_happened_apart_from_steps(run: RunFolder, heard: He
     report = reporter(run, heard, clock)
     report.stage("loading")
     report.step(step(1))
-    report.node(NodeNews("mini-1", "dead", "no beat for 15 s"))
+    report.node(NodeNews("mini-1", "dead", "no heartbeat for 15 s"))
     report.step(step(2))
     before = run.metrics_jsonl.read_text().splitlines()
     trim_metrics(run.metrics_jsonl, 1)
