@@ -2,7 +2,6 @@
 
 import os
 import re
-import resource
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,15 +11,16 @@ import typer
 import typer.core
 
 from mlxdist import __version__
-from mlxdist.keys.commands import key, known_nodes, this_mac
+from mlxdist.commands import begin, results
+from mlxdist.commands.keys import key, known_nodes, this_mac
+from mlxdist.commands.open_files import more_open_files
+from mlxdist.commands.options import AsJson, Changes, HostsFile, InsecureLan, NodeCount, cluster_of
 from mlxdist.protocol.errors import MlxdistError, UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from mlxdist.coordinator.config.hosts import Hosts
-
-OPEN_FILES = 4096
 
 app = typer.Typer(
     name="mlxdist",
@@ -32,32 +32,6 @@ app = typer.Typer(
 )
 app.command()(key)
 app.add_typer(known_nodes, name="nodes")
-
-
-def more_open_files(wanted: int = OPEN_FILES) -> None:
-    """Raises the soft limit of open files as far as the hard one lets it, for this process and those that it starts.
-
-    macOS starts programs with 256; a coordinator needs a few per node, and its connections come and go.
-
-    Raises UserError where the hard limit is below what mlx-lm sets when it is imported, and may not be raised.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY:
-        wanted = min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    if resource.RLIM_INFINITY != hard < OPEN_FILES:
-        _raise_hard_limit(wanted, hard)
-
-
-def _raise_hard_limit(soft: int, hard: int) -> None:
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, OPEN_FILES))
-    except (ValueError, OSError):
-        raise UserError(
-            f"this shell lets a program open {hard} files at most, and mlx-lm asks for {OPEN_FILES}: raise the hard "
-            f"limit (ulimit -Hn {OPEN_FILES}, as an administrator), or start mlxdist from a shell without it"
-        ) from None
 
 
 def open_closed_streams() -> None:
@@ -111,23 +85,6 @@ def _options(
 RunFile = Annotated[
     Path | None, typer.Argument(metavar="RUN.TOML", help="The run's settings. Default: run.toml in this folder.")
 ]
-HostsFile = Annotated[
-    Path | None, typer.Option(metavar="HOSTS.TOML", help="The Macs to train on. Default: this machine alone.")
-]
-NodeCount = Annotated[int | None, typer.Option(min=1, help="Nodes on this machine, instead of --hosts. Default: 1.")]
-Changes = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, as train.steps=20. May be given several times."),
-]
-InsecureLan = Annotated[
-    bool,
-    typer.Option(
-        "--insecure-lan",
-        help="Connect to other Macs without encryption and keys: everyone on the network can then read the training "
-        "data and the adapter, change the gradients, and end the run.",
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 class _Launch(typer.core.TyperCommand):
@@ -163,6 +120,13 @@ def launch(
             "--resume previous: from the save before the last, where a damaged file makes that necessary.",
         ),
     ] = None,
+    mixed: Annotated[
+        Literal["spare", "allow"] | None,
+        typer.Option(
+            help="A node that joins with other last bits than the run's nodes: spare, used when no other is left, or "
+            "allow, used like any. Default: as hosts.toml says, else spare."
+        ),
+    ] = None,
     set_: Changes = None,
     sync_first: Annotated[
         bool, typer.Option("--sync", help="First put an equal environment and the model on every host.")
@@ -179,6 +143,10 @@ def launch(
         ),
     ] = None,
     insecure_lan: InsecureLan = False,
+    attach: Annotated[
+        bool, typer.Option("--attach", help="Watch a run whose coordinator is another Mac ([coordinator] host).")
+    ] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="End such a run, after its last step is saved.")] = False,
 ) -> None:
     """Train, on this machine or on several.
 
@@ -187,14 +155,20 @@ def launch(
     from mlxdist.interrupts import interruptible
 
     with interruptible():
-        from mlxdist.coordinator.config.hosts import local_only
+        from mlxdist.coordinator.config.hosts import is_local
         from mlxdist.coordinator.config.load import load_config
 
         more_open_files()
-        cluster = _cluster(hosts, nodes)
-        local_only(cluster)
+        cluster = cluster_of(hosts, nodes, mixed)
         config = load_config(run or cluster.run, set_ or ())
+        away = not is_local(cluster.coordinator.host)
+        if (attach or stop) and not away:
+            raise UserError("--attach and --stop are for a run on another coordinator: see [coordinator] host")
         if invite is not None:
+            if away:
+                raise UserError(
+                    f"--invite shows a code where the coordinator runs: type it on {cluster.coordinator.host}"
+                )
             cluster = _open(cluster, config.output, invite, insecure_lan=insecure_lan)
         if sync_first:
             from rich.console import Console
@@ -202,6 +176,13 @@ def launch(
             if hosts is None:
                 raise UserError("--sync copies to the hosts of a file: name it, as --hosts hosts.toml")
             _sync(cluster, config.model, Console(), clean=False)  # launch itself says which hosts can take part
+
+        if away and hosts is not None:
+            from mlxdist.coordinator.launch.viewer import view
+
+            options = [*(["--resume", resume] if resume else []), *(["--insecure-lan"] if insecure_lan else [])]
+            options += ["--mixed", mixed] if mixed else []
+            sys.exit(view(config, cluster, hosts, run, set_ or (), options, attach=attach, stop=stop))
 
         from mlxdist.coordinator.run import run as train
 
@@ -322,7 +303,7 @@ def inspect(
         str,
         typer.Option(help="A model folder or hub id, in whose tokens lengths are counted. Default: characters."),
     ] = "",
-    method: Annotated[str, typer.Option(help="sft, dpo or kto. Default: the one that the first rows fit.")] = "",
+    method: Annotated[str, typer.Option(help="sft, dpo, kto or orpo. Default: the one that the first rows fit.")] = "",
     max_length: Annotated[
         int | None, typer.Option(min=2, help="Longer rows are cut to this, as by batch.max_length.")
     ] = None,
@@ -364,7 +345,7 @@ def plan(
     from mlxdist.coordinator.config.load import load_config
     from mlxdist.coordinator.plan.plan import PlanOptions, show_plan
 
-    cluster = _cluster(hosts, nodes)
+    cluster = cluster_of(hosts, nodes)
     config = load_config(run or cluster.run, set_ or ())
     sys.exit(show_plan(config, cluster, PlanOptions(tokens_per_second, link_gbit, json), Console()))
 
@@ -460,12 +441,11 @@ def selfcheck(
     sys.exit(check(as_json=json))
 
 
-def _cluster(hosts: Path | None, nodes: int | None) -> "Hosts":
-    from mlxdist.coordinator.config.hosts import load_hosts, local_hosts
-
-    if hosts is not None and nodes is not None:
-        raise UserError("--nodes counts nodes on this machine, and --hosts lists them in a file: give one of the two")
-    return load_hosts(hosts) if hosts is not None else local_hosts(nodes or 1)
+app.command()(begin.init)
+app.command()(results.evaluate)
+app.command()(results.generate)
+app.command()(results.export)
+app.command()(results.runs)
 
 
 def _open(cluster: "Hosts", output: Path, invite: int, *, insecure_lan: bool) -> "Hosts":

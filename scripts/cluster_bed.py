@@ -16,7 +16,6 @@ the bed is gone when its processes are. It needs Linux, root, ip, tc, sshd, ssh,
 """
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -30,49 +29,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from mlxdist.coordinator.sync.downloads import cache_folder
+from scripts.cluster_bed_macs import MACS, TOOLS, UID, Mac, make_key, start_server, where, write_client
 from tests.faults.namespaces import Office, office
 from tests.faults.namespaces import why_not as no_namespaces
 
 HUB = "hub"
-USER, UID = "mac", 64123
 MBIT, BURST_KB, BUFFER_KB = 1000, 256, 1024  # a gigabit switch; the burst lets tbf reach its rate at any timer
 START_SECONDS = 20.0
-BANNER = "Property of the office. Authorized use only.\n"
-TALK = 'echo "Welcome back!"\necho "It is a fine day." >&2\n'
-TOOLS = {"sshd": "openssh-server", "ssh": "openssh-client", "rsync": "rsync", "fish": "fish", "csh": "csh"}
-SSHD = """
-ListenAddress 0.0.0.0
-HostKey {folder}/host_key
-PidFile none
-UsePAM no
-PasswordAuthentication no
-PermitRootLogin yes
-AuthorizedKeysFile {folder}/authorized_keys
-StrictModes no
-AllowTcpForwarding yes
-MaxStartups 100
-{more}
-"""
-
-
-@dataclass(frozen=True)
-class Mac:
-    """One host of the bed: its name, its login shell, and its peculiarities."""
-
-    name: str
-    shell: str
-    home: str = "home"  # folder of the user, under the Mac's own
-    banner: bool = False
-    talks: bool = False  # its shell prints text whenever it starts
-    hidden: tuple[str, ...] = ()  # programs that it does not have
-
-
-MACS = (
-    Mac("mini-1", "fish", banner=True),
-    Mac("mini-2", "csh", home="home of mini"),
-    Mac("mini-3", "bash", talks=True),
-    Mac("mini-4", "sh", hidden=("rsync",)),
-)
 
 
 @dataclass(frozen=True)
@@ -91,8 +55,16 @@ class Bed:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment of a command on the coordinator: its `ssh` reads the bed's configuration."""
-        return {**os.environ, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}"}
+        """The environment of a command on the coordinator: `ssh` reads the bed's configuration, and HOME is empty."""
+        return {
+            **os.environ,
+            "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
+            "HOME": str(self.folder / HUB),
+            # of this user, since downloads are configured there
+            "MLXDIST_CACHE": str(cache_folder(os.environ)),
+            "XDG_CONFIG_HOME": str(Path.home() / ".config"),
+            "XDG_CACHE_HOME": str(Path.home() / ".cache"),
+        }
 
     def home(self, name: str) -> Path:
         """The home of the user on a Mac."""
@@ -151,7 +123,7 @@ class Bed:
 
 def why_not() -> str:
     """The reason for which this machine cannot make a bed; empty when it can. Installs nothing."""
-    missing = [package for tool, package in TOOLS.items() if _where(tool) is None]
+    missing = [package for tool, package in TOOLS.items() if where(tool) is None]
     return no_namespaces() or (f"install {' '.join(missing)}" if missing else "")
 
 
@@ -161,83 +133,21 @@ def cluster_bed(folder: Path, macs: Sequence[Mac] = MACS, mbit: float = MBIT) ->
 
     Raises OSError where they cannot be made.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    _key(folder / "id")
+    (folder / HUB).mkdir(parents=True)
+    make_key(folder / "id")
     with office([HUB, *(mac.name for mac in macs)]) as place:
         servers: dict[str, subprocess.Popen[bytes]] = {}
         bed = Bed(folder, place, tuple(macs), servers)
         try:
             bed.limit(mbit)
             for mac in macs:
-                servers[mac.name] = _start(bed, mac)
-            _write_client(bed)
+                servers[mac.name] = start_server(folder, mac, place.node(mac.name))
+            write_client(folder, {mac.name: bed.address(mac.name) for mac in macs}, bed.here())
             for mac in macs:
                 _wait_for(bed, mac)
             yield bed
         finally:
             _end(bed)
-
-
-def _start(bed: Bed, mac: Mac) -> "subprocess.Popen[bytes]":
-    """Starts the sshd of a Mac in its namespaces."""
-    folder, home = bed.folder / mac.name, bed.home(mac.name)
-    home.mkdir(parents=True)
-    shell = _where(mac.shell) or ""
-    _key(folder / "host_key")
-    (folder / "authorized_keys").write_text((bed.folder / "id.pub").read_text())
-    (folder / "banner").write_text(BANNER)
-    more = f"Banner {folder / 'banner'}" if mac.banner else ""
-    (folder / "sshd_config").write_text(SSHD.format(folder=folder, more=more))
-    if mac.talks:
-        (home / ".bashrc").write_text(TALK)  # bash reads it when sshd has started it
-    person = f"{USER}:x:{UID}:{UID}::{home}:{shell}"
-    for name, line in (("passwd", person), ("shadow", f"{USER}:*:19000:0:99999:7:::"), ("group", f"{USER}:x:{UID}:")):
-        system = Path("/etc", name).read_text().splitlines()
-        kept = [old for old in system if not old.startswith(f"{USER}:")]
-        (folder / name).write_text("\n".join([*kept, line, ""]))
-    for path in (home, *home.iterdir()):
-        os.chown(path, UID, UID)
-    (folder / "run").mkdir()
-    steps = [f"hostname {mac.name}", "mount -t tmpfs -o mode=755 tmpfs /run && mkdir /run/sshd"]
-    steps += [f"mount --bind {folder / name} /etc/{name}" for name in ("passwd", "shadow", "group")]
-    steps += [f"mount --bind /dev/null {path}" for tool in mac.hidden if (path := _where(tool))]
-    script = " && ".join([*steps, f"exec {_where('sshd')} -D -e -f {folder / 'sshd_config'}"])
-    with (folder / "sshd.log").open("ab") as log:
-        return subprocess.Popen(
-            ["ip", "netns", "exec", bed.office.node(mac.name), "unshare", "--uts", "sh", "-c", script],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env={"PATH": os.environ["PATH"]},
-            start_new_session=True,
-        )
-
-
-def _write_client(bed: Bed) -> None:
-    """Writes the coordinator's ssh configuration, its known hosts, and an `ssh` that reads them."""
-    known, blocks = [], []
-    for mac in bed.macs:
-        key = (bed.folder / mac.name / "host_key.pub").read_text()
-        known.append(f"{mac.name},{bed.address(mac.name)} {key}")
-        blocks.append(f"Host {mac.name}\n  HostName {bed.address(mac.name)}\n  User {USER}\n")
-    (bed.folder / "known_hosts").write_text("".join(known))
-    both = (
-        f"  IdentityFile {bed.folder / 'id'}\n  UserKnownHostsFile {bed.folder / 'known_hosts'}\n  HashKnownHosts no\n"
-    )
-    # A command outside the coordinator's namespace reaches the Macs too: the socket is opened inside, and handed out.
-    inside = f"{' '.join(bed.here())} {sys.executable} {bed.folder / 'dial.py'} %h %p"
-    both += f"  ProxyUseFdpass yes\n  ProxyCommand {inside}\n"
-    bed.ssh_config.write_text("".join([*blocks, "Host *\n", both]))
-    (bed.folder / "dial.py").write_text(
-        "import socket, sys\n"
-        "there = socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=3)\n"
-        "there.settimeout(None)\n"
-        "socket.send_fds(socket.socket(fileno=1), [b'.'], [there.fileno()])\n"
-    )
-    script = bed.folder / "bin" / "ssh"
-    script.parent.mkdir()
-    script.write_text(f'#!/bin/sh\nexec {_where("ssh")} -F {bed.ssh_config} "$@"\n')
-    script.chmod(0o755)
 
 
 def _wait_for(bed: Bed, mac: Mac) -> None:
@@ -268,19 +178,12 @@ def _pids(namespace: str) -> list[int]:
     return [int(word) for word in done.stdout.split()]
 
 
-def _key(path: Path) -> None:
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "bed", "-f", str(path)], check=True)
-
-
-def _where(tool: str) -> str | None:
-    return shutil.which(tool, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
-
-
 def main(command: Sequence[str]) -> int:
     """Makes a bed, runs `command` on its coordinator or waits for Ctrl-C, and removes the bed."""
     if reason := why_not():
         print(f"no bed: {reason}", file=sys.stderr)
         return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the bed is removed
     with tempfile.TemporaryDirectory(prefix="mlxd-bed-") as name:
         folder = Path(name)
         folder.chmod(0o755)

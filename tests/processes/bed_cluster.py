@@ -13,7 +13,8 @@ from typing import Any
 
 import psutil
 
-from scripts.cluster_bed import UID, Bed, cluster_bed
+from scripts.cluster_bed import Bed, cluster_bed
+from scripts.cluster_bed_macs import UID
 from tests.faults.namespaces import PORT
 
 MADE = "mini-2"  # the Mac with the environment: csh, and a space in HOME

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from mlxdist.coordinator.config.hosts import load_hosts
+from scripts.cluster_bed import HUB
 from scripts.local_cluster import adapter_sha
 from tests.processes.bed_cluster import NAMES, BedCluster
 from tests.processes.test_preference_processes import write_rows
@@ -40,6 +42,14 @@ def write_run(cluster: BedCluster, model: Path, method: str) -> None:
     else:
         write_rows(rows, method)
     (cluster.folder / f"{method}.toml").write_text(RUN.format(model=model, method=method))
+
+
+def test_hosts_init_writes_every_mac_and_a_key_for_each(cluster: BedCluster) -> None:
+    done = cluster.mlxdist("hosts", "init", *NAMES, "--output", "first.toml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [node.host for node in load_hosts(cluster.folder / "first.toml").nodes] == list(NAMES)
+    keys = sorted((cluster.bed.folder / HUB / ".mlxdist" / "nodes").iterdir())
+    assert [(key.name, oct(key.stat().st_mode & 0o777)) for key in keys] == [(name, "0o600") for name in NAMES]
 
 
 @pytest.mark.parametrize("method", ["sft", "dpo", "kto"])

@@ -239,6 +239,7 @@ def test_a_message_of_many_frames_costs_a_registered_peer_its_connection(port: P
     other.send_multipart([b"x"] * 5)
     assert monitor.poll(20_000), "the connection was not closed"
     other.disable_monitor()
+    monitor.close(0)
     assert beats(honest, session)
     assert any("a message of over 3 frames" in news.message for news in port.cluster.news)
 

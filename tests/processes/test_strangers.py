@@ -217,7 +217,7 @@ def test_half_open_connections_are_bounded_and_keep_no_node_out(
 ) -> None:
     (tmp_path / "state").mkdir()
     access = open_access(tmp_path / "state", store, resume=False) if encrypted else None
-    hub = RouterHub([HERE], 0, access)
+    hub = RouterHub([HERE], 0, access, handshake_seconds=600)
     cluster = Cluster(ClusterSettings("run", 5, SPEC, VERSIONS, hub.ports[DATA]))
     fleet = Fleet(cluster, hub)
     halves = []

@@ -204,6 +204,18 @@ def test_a_tunnel_gives_the_node_two_ports_of_its_own_and_none_that_is_open(prog
     assert all_gone()
 
 
+def test_a_host_that_allows_no_tunnel_is_told_so(program: Program, tmp_path: Path) -> None:
+    node, nodes = program("mini-1", OBEDIENT), supervisors()
+    with ssh_server(tmp_path / "host", settings="AllowTcpForwarding no") as server:
+        strict = NodeSpec(**{**vars(node), "ssh_options": ("-F", str(server.config))})
+        nodes.start([start_of(strict, forwards=(("127.0.0.1", 7001), ("127.0.0.1", 7002)))])
+        ended = events_until(nodes, lambda event: isinstance(event, Ended))[-1]
+        nodes.stop()
+    assert isinstance(ended, Ended)
+    assert ended.final
+    assert "lets no tunnel through" in str(ended.error)
+
+
 LAUNCHER = """
 import sys, time
 from mlxdist.coordinator.config.hosts import NodeSpec

@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from random import SystemRandom
 
 from mlxdist.coordinator.config.hosts import Hosts, NodeSpec, is_local, listening_address
 from mlxdist.coordinator.doctor import checks
@@ -21,6 +22,7 @@ from mlxdist.keys.pair import keys_line, new_pair
 from mlxdist.keys.store import KeyStore
 from mlxdist.protocol.errors import ConfigError, NodeError
 
+FORWARDED = range(20_000, 32_000)  # ports on a host that ssh listens at; no system gives these out by itself
 HEALTH_SECONDS = 240.0  # it waits until the links of the other hosts were measured
 
 
@@ -45,7 +47,8 @@ class Expected:
     versions: Mapping[str, str]
     model: str  # folder or hub id; "" where no run is named
     files: tuple[File, ...]  # of the model; empty where it is not on this machine
-    order: bytes  # for the health check of a node
+    dial: str  # the coordinator's address for nodes; "" = the one by which ssh came in
+    ports: Mapping[str, int]  # of the link check, by channel
     access: Access  # to the ports of the link check
 
 
@@ -71,8 +74,7 @@ def examine(hosts: Hosts, versions: Mapping[str, str], model: str, files: Sequen
     own = [HostReport("coordinator", coordinator.host, tuple(reports))] if reports else []
     with link_answers(addresses, port, access) as ports:
         dial = coordinator.bind if coordinator.bind not in ("auto", "*") else ""
-        order = json.dumps({"host": dial, "ports": dict(ports)}).encode() + b"\n"
-        expected = Expected(versions, model, tuple(files), order, access)
+        expected = Expected(versions, model, tuple(files), dial, ports, access)
         return own + everywhere(lambda node: examine_host(node, expected), hosts.nodes)
 
 
@@ -100,8 +102,15 @@ def _health(node: NodeSpec, target: Target, facts: HostFacts, expected: Expected
     """Returns the checks that the node's own interpreter makes."""
     interpreter = sys.executable if target.local and not node.python else interpreter_of(node)
     script = f"exec {path_word(interpreter)} -m mlxdist.node.health"
-    keys = keys_line(expected.access.keys_for(node.name))
-    answer = run(target, script, stdin=keys + expected.order, timeout=HEALTH_SECONDS)
+    host, ports, options = expected.dial, expected.ports, list[str]()
+    if node.transport == "ssh" and not target.local:
+        host, ports, options = _through_ssh(expected)
+    lines = (
+        keys_line(expected.access.keys_for(node.name))
+        + json.dumps({"host": host, "ports": dict(ports)}).encode()
+        + b"\n"
+    )
+    answer = run(target, script, stdin=lines, timeout=HEALTH_SECONDS, options=options)
     if failed := _failed(target, answer, interpreter):
         return [of_finding("Python", failed)]
     try:
@@ -117,6 +126,15 @@ def _health(node: NodeSpec, target: Target, facts: HostFacts, expected: Expected
         ]
     except (ValueError, KeyError, TypeError) as error:
         return [Check("Python", "unknown", "unknown", f"its answer is not understood ({error!r})", "Type mlxdist sync")]
+
+
+def _through_ssh(expected: Expected) -> tuple[str, dict[str, int], list[str]]:
+    """Returns address, ports and options of ssh with which a node reaches the coordinator through its own ssh."""
+    there = dict(zip(expected.ports, SystemRandom().sample(FORWARDED, len(expected.ports)), strict=True))
+    options = ["-o", "ControlPath=none", "-o", "ControlMaster=no", "-o", "ExitOnForwardFailure=yes"]
+    for channel, port in there.items():
+        options += ["-R", f"127.0.0.1:{port}:{expected.dial or '127.0.0.1'}:{expected.ports[channel]}"]
+    return "127.0.0.1", there, options
 
 
 def _versions(here: Mapping[str, str], there: Mapping[str, str]) -> Check:

@@ -8,7 +8,11 @@ import socket
 import sys
 from dataclasses import dataclass
 
-RELEASE = "sw_vers -productVersion"  # prints 15.3.1
+# Commands for a script; of a login without a terminal, PATH has no /usr/sbin.
+RELEASE = "/usr/bin/sw_vers -productVersion"  # prints 15.3.1
+CHIP = "/usr/sbin/sysctl -n machdep.cpu.brand_string"  # prints Apple M4
+MEMORY = "/usr/sbin/sysctl -n hw.memsize"  # prints bytes
+HAS_TOOLS = "/usr/bin/xcode-select -p >/dev/null 2>&1"  # without them, /usr/bin/python3 opens a window
 
 FIREWALL = "/usr/libexec/ApplicationFirewall/socketfilterfw"
 UPDATES = "/Library/Preferences/com.apple.SoftwareUpdate"

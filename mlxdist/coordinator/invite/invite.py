@@ -7,9 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mlxdist.bonjour import announced
-from mlxdist.coordinator.config.hosts import is_loopback
+from mlxdist.coordinator.config.hosts import is_loopback, own_addresses
 from mlxdist.coordinator.invite.port import InvitationPort, Joinable
-from mlxdist.coordinator.launch.roster import own_addresses
 from mlxdist.keys.exchange import FIRST_PORT, KIND, SHOWN_DIGITS
 from mlxdist.keys.files import read_private, write_private
 from mlxdist.keys.invitation import CODE_SECONDS, Invitation

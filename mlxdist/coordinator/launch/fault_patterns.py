@@ -83,6 +83,12 @@ SSH_PATTERNS = (
         passes=True,
     ),
     Pattern(
+        "tunnel refused",
+        r"remote port forwarding failed",
+        'its ssh server lets no tunnel through, and transport = "ssh" needs one',
+        'Set AllowTcpForwarding yes in /etc/ssh/sshd_config there, or transport = "tcp" for it in hosts.toml',
+    ),
+    Pattern(
         "unreachable",
         r"(?i)timed out|did not respond|kex_exchange_identification|ssh_dispatch_run_fatal"
         r"|Connection (?:reset|closed) by|connect to host \S+ port \d+: |not responding|closed by remote host"

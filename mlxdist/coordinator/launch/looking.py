@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from mlxdist.coordinator.config.hosts import NodeSpec
+from mlxdist.coordinator.fleet.macos import CHIP, MEMORY, RELEASE
 from mlxdist.coordinator.launch.findings import Finding, finding, talk_finding, version_finding
 from mlxdist.coordinator.launch.quoting import path_word, quote
 from mlxdist.coordinator.launch.ssh import Answer, Target, run, target_of
@@ -17,12 +18,11 @@ from mlxdist.protocol.versions import CODE, PACKAGES, versions
 
 LOOK_SECONDS = 45.0
 SUPERVISOR = "mlxdist node --launched"
-# Of a login without a terminal on macOS, PATH has neither /usr/sbin nor Homebrew.
 HARDWARE = (
     'echo "user $(id -un)"; echo "home $HOME"; echo "system $(uname -s)"; echo "machine $(uname -m)"; '
     'echo "address ${SSH_CONNECTION%% *}"; '
-    'if [ "$(uname -s)" = Darwin ]; then echo "release $(/usr/bin/sw_vers -productVersion)"; '
-    'echo "chip $(/usr/sbin/sysctl -n machdep.cpu.brand_string)"; echo "bytes $(/usr/sbin/sysctl -n hw.memsize)"; '
+    'if [ "$(uname -s)" = Darwin ]; then '
+    f'echo "release $({RELEASE})"; echo "chip $({CHIP})"; echo "bytes $({MEMORY})"; '
     'else echo "release $(uname -r)"; echo "chip $(sed -n "s/^model name.*: //p" /proc/cpuinfo | head -n 1)"; '
     'echo "kilobytes $(sed -n "s/^MemTotal: *\\([0-9]*\\).*/\\1/p" /proc/meminfo)"; fi; '
 )

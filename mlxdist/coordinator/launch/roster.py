@@ -5,9 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-import psutil
-
-from mlxdist.coordinator.config.hosts import Hosts, NodeSpec, is_local, listening_address
+from mlxdist.coordinator.config.hosts import Hosts, NodeSpec, is_local, listening_address, own_address, own_addresses
 from mlxdist.coordinator.launch.findings import Finding
 from mlxdist.coordinator.launch.looking import Seen, look_at
 from mlxdist.coordinator.launch.ssh import everywhere
@@ -85,18 +83,6 @@ def listening(hosts: Hosts, roster: Roster, own: Sequence[str]) -> list[str]:
     found = [address for address in seen if address]
     loopback = len(direct) < len(roster.ready) or not found
     return list(dict.fromkeys([*([LOOPBACK] if loopback else []), *found]))
-
-
-def own_addresses() -> list[str]:
-    """Returns the addresses of this machine, link-local ones with their zone."""
-    families = (socket.AF_INET, socket.AF_INET6)
-    return [each.address for all_ in psutil.net_if_addrs().values() for each in all_ if each.family in families]
-
-
-def own_address(address: str, own: Sequence[str]) -> str:
-    """Returns the one of our addresses that a host calls `address`, with our zone instead of its own; "" for none."""
-    bare = address.partition("%")[0]
-    return next((each for each in own if each.partition("%")[0] == bare and bare), "")
 
 
 def way_to(host: str) -> str:

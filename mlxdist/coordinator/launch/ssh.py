@@ -109,15 +109,23 @@ def new_marker() -> str:
     return f"mlxdist-{secrets.token_hex(12)}"
 
 
-def run(target: Target, script: str, *, stdin: bytes | IO[bytes] = b"", timeout: float = RUN_SECONDS) -> Answer:
+def run(
+    target: Target,
+    script: str,
+    *,
+    stdin: bytes | IO[bytes] = b"",
+    timeout: float = RUN_SECONDS,
+    options: Sequence[str] = (),
+) -> Answer:
     """Runs `script`, one line for /bin/sh, on a host, and returns its answer.
 
-    `stdin` is passed through: bytes, or an open file. After `timeout` seconds the connection is ended.
+    `stdin` is passed through: bytes, or an open file. After `timeout` seconds the connection is ended. `options`:
+    further ones for ssh.
     """
     marker = new_marker()
     given = stdin if isinstance(stdin, bytes) else None
     process = subprocess.Popen(
-        argv(target, script, marker),
+        argv(target, script, marker, *options),
         stdin=subprocess.PIPE if isinstance(stdin, bytes) else stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -6,6 +6,7 @@ and the event's own keys; `progress` is in [0, 1]; a number that is not finite i
     stage {message, progress?}     train {step, total_steps, progress, message, loss, grad_norm, …}
     checkpoint {step, path, best}  val {step, message, loss, metrics, seconds}
     done {status, step, message}   node {name, state, message, cause, action, leaves}
+    promise {step, promise, reason, message}
 
 A node's `leaves` are the spans [start, stop) of the step in work that go from it to others. The `elapsed_seconds` of
 train are the training time of all sessions up to the end of its step: with `train.max_hours` the learning rate of the
@@ -39,6 +40,7 @@ from mlxdist.coordinator.report.printed_lines import PrintedLines
 from mlxdist.coordinator.report.summary import Ending, Results, Told, summary_of
 from mlxdist.coordinator.storage.run_folder import RunFolder, finite, write_json
 from mlxdist.protocol.errors import SaveError
+from mlxdist.protocol.numerics import Promise
 
 _STAGE_GRAIN = 0.05  # a stage's progress gets a line of the file for every such part
 
@@ -56,6 +58,7 @@ class Reporter:
         display: what the person sees; the reporter does not know which kind.
         clock: monotonic seconds.
         now: the wall clock.
+        listen: called with each event, as the file has it, in the thread that told it.
 
     A line that cannot be written waits, and the person is told once; only `write_summary` raises SaveError.
     """
@@ -67,11 +70,12 @@ class Reporter:
         *,
         clock: Callable[[], float],
         now: Callable[[], datetime] = utc_now,
+        listen: Callable[[Mapping[str, object]], None] = lambda event: None,
     ) -> None:
         self._run = run
         self._display = display
         self._clock = clock
-        self._now = now
+        self._now, self._listen = now, listen
         self._began = clock()
         self._train_losses: dict[int, float | None] = {}
         self._vals: dict[int, Mapping[str, float | None]] = {}
@@ -212,6 +216,12 @@ class Reporter:
         )
         self._display.pause(news.message, over=over)
 
+    def promise(self, promise: Promise) -> None:
+        """Tells what is promised about the bits from a step on."""
+        keys = {"promise": promise.kind, "reason": promise.reason, "message": promise.sentence}
+        self._tell("promise", {"step": promise.from_step, **keys})
+        self._display.say(promise.sentence)
+
     def checkpoint(self, step: int, path: Path, *, best: bool) -> None:
         """Tells that a checkpoint was saved; `best` where it is the best evaluation so far."""
         relative = path.relative_to(self._run.path).as_posix()
@@ -275,9 +285,10 @@ class Reporter:
         with self._lock:
             wall = round(self._clock() - self._began, 3)
             head = {"event": event, "time": self._now().isoformat(timespec="seconds"), "wall_seconds": wall}
-            line = json.dumps(finite({**head, **keys}), ensure_ascii=False, allow_nan=False)
-            failure = self._file.add(line)
+            content = {**head, **keys}
+            failure = self._file.add(json.dumps(finite(content), ensure_ascii=False, allow_nan=False))
         self._saw(failure)
+        self._listen(content)
 
     def _saw(self, failure: SaveError | None) -> None:
         if failure is None:

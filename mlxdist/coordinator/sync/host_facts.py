@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mlxdist.coordinator.fleet.macos import RELEASE
+from mlxdist.coordinator.fleet.macos import HAS_TOOLS, RELEASE
 from mlxdist.coordinator.launch.quoting import path_word
 from mlxdist.coordinator.launch.ssh import Answer
 
@@ -63,8 +63,7 @@ def facts_script(workdir: str) -> str:
         'getconf GNU_LIBC_VERSION; } 2>/dev/null)"; '
         'for P in "$(command -v rsync)" /opt/homebrew/bin/rsync /usr/local/bin/rsync /usr/bin/rsync; do '
         '"$P" --version >/dev/null 2>&1 && echo "rsync $P" && break; done; '
-        # Without the developer tools, /usr/bin/python3 of macOS opens a window.
-        'S=/usr/bin; [ "$(uname -s)" = Darwin ] && ! xcode-select -p >/dev/null 2>&1 && S=; '
+        f'S=/usr/bin; [ "$(uname -s)" = Darwin ] && ! {HAS_TOOLS} && S=; '
         f'for N in {names}; do for D in /opt/homebrew/bin /usr/local/bin "$HOME/.local/bin" $S; do '
         f'[ -x "$D/$N" ] && echo "python $("$D/$N" -c \'{check}\' 2>/dev/null)"; done; done; true'
     )

@@ -3,17 +3,17 @@
 import queue
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mlxdist.coordinator.config.hosts import Hosts, NodeSpec
 from mlxdist.coordinator.launch.findings import finding
-from mlxdist.coordinator.launch.ssh import everywhere, run, target_of
+from mlxdist.coordinator.launch.ssh import Target, everywhere, run, target_of
 from mlxdist.coordinator.launch.workdir import workdir_of
 from mlxdist.coordinator.sync.downloads import Kit, kit_for, managed_python
 from mlxdist.coordinator.sync.environment import clean, is_made, make
 from mlxdist.coordinator.sync.files import File, copied, differing
-from mlxdist.coordinator.sync.host_facts import HostFacts, Platform, facts_script, read_facts
+from mlxdist.coordinator.sync.host_facts import MINORS, HostFacts, Platform, facts_script, read_facts
 from mlxdist.coordinator.sync.model_files import model_files
 from mlxdist.protocol.budget import format_bytes
 from mlxdist.protocol.errors import MlxdistError, NodeError
@@ -50,17 +50,34 @@ def sync(hosts: Hosts, model: str, cache: Path, *, clean_up: bool) -> Iterator[P
 
     `model`: the run's model, a folder or hub id; "" for none. Raises UserError when a download fails.
     """
-    nodes = {(target_of(node), workdir_of(node)): node for node in hosts.nodes if not target_of(node).local}
+    nodes: dict[tuple[Target, str], NodeSpec] = {}
     for node in hosts.nodes:
         if target_of(node).local:
             yield Progress(node.name, "", result="is this machine: nothing to copy")
-    yield from _parallel(list(prepared(list(nodes.values()), model, cache, clean_up=clean_up)))
+        else:
+            _add(nodes, node)
+    work = []
+    for item in prepared(list(nodes.values()), model, cache, clean_up=clean_up):
+        if isinstance(item, Progress):
+            yield item
+        else:
+            work.append(item)
+    yield from _parallel(work)
+
+
+def _add(nodes: dict[tuple[Target, str], NodeSpec], node: NodeSpec) -> None:
+    """Adds a node. Several in one work folder count as one, which needs what any of them needs."""
+    key = (target_of(node), workdir_of(node))
+    first = nodes.setdefault(key, node)
+    nodes[key] = replace(first, python=first.python and node.python, model=first.model and node.model)
 
 
 def prepared(
     nodes: Sequence[NodeSpec], model: str, cache: Path, *, clean_up: bool = False
 ) -> Iterator[Wanted | Progress]:
-    """Yields what each host is to have, or why it cannot; downloads what this machine does not have yet."""
+    """Yields the files for each host, or why it cannot have them; downloads what this machine does not have yet."""
+    for node in nodes:
+        yield Progress(node.name, "looking at the host")
     answers = everywhere(lambda node: run(target_of(node), facts_script(workdir_of(node))), nodes)
     files = model_files(model) if model and nodes else ()
     kits: dict[tuple[Platform, str], Kit] = {}
@@ -70,6 +87,7 @@ def prepared(
         if not isinstance(facts, HostFacts):
             yield Progress(node.name, "", result=facts, failed=True)
             continue
+        yield Progress(node.name, "downloading, unless it was before")
         wanted = None if node.python else _kit(kits, cache, facts)
         if isinstance(wanted, str):
             yield Progress(node.name, "", result=wanted, failed=True)
@@ -81,7 +99,7 @@ def prepared(
 def _kit(kits: dict[tuple[Platform, str], Kit], cache: Path, facts: HostFacts) -> tuple[Kit, str] | str:
     """Returns the kit for a host and its interpreter ("" is the kit's), or why there is none."""
     python = managed_python(cache, facts.platform)
-    minor, interpreter = ("3.12", "") if python else facts.pythons[0] if facts.pythons else ("", "")
+    minor, interpreter = (MINORS[0], "") if python else facts.pythons[0] if facts.pythons else ("", "")
     if not minor:
         return (
             "it has no Python 3.11 to 3.14, and this machine cannot download one (is it connected to the internet?): "
@@ -125,14 +143,12 @@ def sync_host(wanted: Wanted) -> Iterator[Progress]:
     yield Progress(name, "", total, total, result="; ".join(said) or "all is there")
 
 
-def _parallel(work: Sequence[Wanted | Progress]) -> Iterator[Progress]:
+def _parallel(work: Sequence[Wanted]) -> Iterator[Progress]:
     """Syncs all hosts at the same time, and yields their progress as it comes."""
     told: queue.SimpleQueue[Progress] = queue.SimpleQueue()
-    running = [item for item in work if isinstance(item, Wanted)]
-    yield from (item for item in work if isinstance(item, Progress))
-    for wanted in running:
+    for wanted in work:
         threading.Thread(target=_told, args=(wanted, told), name=wanted.node.name, daemon=True).start()
-    left = len(running)
+    left = len(work)
     while left:
         item = told.get()
         left -= not item.stage

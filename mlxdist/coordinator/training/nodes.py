@@ -13,14 +13,14 @@ from mlxdist.coordinator.cluster.audit import Audit
 from mlxdist.coordinator.cluster.cluster import Cluster
 from mlxdist.coordinator.cluster.events import NodeNews
 from mlxdist.coordinator.cluster.settings import ClusterSettings
-from mlxdist.coordinator.config.hosts import Hosts, is_loopback
+from mlxdist.coordinator.config.hosts import Hosts, is_loopback, own_addresses
 from mlxdist.coordinator.fleet.access import Access
 from mlxdist.coordinator.fleet.ended import Printed
 from mlxdist.coordinator.fleet.fleet import Fleet
 from mlxdist.coordinator.fleet.sockets import RouterHub
 from mlxdist.coordinator.invite.invite import announced_run, invited, note_joinable
 from mlxdist.coordinator.invite.port import Joinable
-from mlxdist.coordinator.launch.roster import Roster, listening, own_addresses
+from mlxdist.coordinator.launch.roster import Roster, listening
 from mlxdist.coordinator.launch.starts import starts_of
 from mlxdist.coordinator.launch.supervisors import Supervisors
 from mlxdist.coordinator.report.format import count
@@ -28,6 +28,7 @@ from mlxdist.coordinator.report.reporter import Reporter
 from mlxdist.coordinator.storage.node_log import append_line
 from mlxdist.coordinator.storage.run_folder import RunFolder
 from mlxdist.coordinator.training.prepare import Prepared
+from mlxdist.coordinator.training.promises import PromiseFile
 from mlxdist.keys.choose import INSECURE
 from mlxdist.keys.exchange import FIRST_PORT
 from mlxdist.keys.store import KeyStore, Sighting
@@ -60,6 +61,7 @@ def started_nodes(
     beyond = [address for address in addresses if not is_loopback(address)]
     hub = open_ports(addresses, hosts.coordinator.port, access)
     nodes = Supervisors(prepared.config.output.name, timing.stop_seconds, timing.restart_seconds, clock)
+    promises = PromiseFile(folder, report)
     fleet = Fleet(
         Cluster(cluster_settings(prepared, hosts, roster, hub.ports[DATA])),
         hub,
@@ -70,7 +72,7 @@ def started_nodes(
     )
 
     def told(news: NodeNews) -> None:
-        tell(news, report, folder)
+        tell(news, report, folder, promises)
         if access is not None and news.name and not news.log:
             note_sightings(fleet, {news.name}, access.store, report)
 
@@ -105,6 +107,7 @@ def started_nodes(
                 note_sightings(fleet, fleet.present(), access.store, report)
             fleet.close(reason)
         finally:
+            promises.flush()
             for event in nodes.stop():
                 write_log(event, report, folder)
 
@@ -143,6 +146,7 @@ def cluster_settings(prepared: Prepared, hosts: Hosts, roster: Roster, data_port
         data_port=data_port,
         timing=prepared.config.timing,
         min_nodes=hosts.coordinator.min_nodes,
+        mixed=hosts.coordinator.mixed,
         launched=frozenset(node.name for node in roster.ready),
         memory=prepared.memory,
     )
@@ -174,9 +178,15 @@ def write_log(printed: Printed, report: Reporter, folder: RunFolder) -> None:
         report.saved("log")
 
 
-def tell(news: NodeNews, report: Reporter, folder: RunFolder) -> None:
-    """Writes a node's own lines to its log and shows some of them, and gives all other news to the report."""
-    if news.log:
+def tell(news: NodeNews, report: Reporter, folder: RunFolder, promises: PromiseFile) -> None:
+    """Writes a node's own lines to its log and shows some of them, and a new promise to config.json.
+
+    All other news go to the report.
+    """
+    promises.flush()
+    if news.promise is not None:
+        promises.add(news.promise)
+    elif news.log:
         write_log(Printed(news.name, news.message), report, folder)
         report.printed(news.name, news.message)
     elif news.state == "awake":

@@ -73,6 +73,7 @@ SSH_FAILED = (
         "ssh: connect to host 10.0.0.9 port 22: Connection refused\n"
         "kex_exchange_identification: Connection closed by remote host\nConnection closed by UNKNOWN port 65535",
     ),
+    ("tunnel refused", "Error: remote port forwarding failed for listen port 0"),
     ("unreachable", "something that no version of ssh prints today"),
     ("ssh configuration", "Can't open user config file /none: No such file or directory"),
     ("ssh configuration", "command-line: line 0: Bad configuration option: foo"),

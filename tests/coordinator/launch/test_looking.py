@@ -7,12 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from mlxdist.coordinator.config.hosts import CoordinatorHost, Hosts, NodeSpec, load_hosts
+from mlxdist.coordinator.config.hosts import (
+    CoordinatorHost,
+    Hosts,
+    NodeSpec,
+    is_local,
+    load_hosts,
+    own_address,
+    own_addresses,
+)
 from mlxdist.coordinator.launch.findings import Finding
 from mlxdist.coordinator.launch.hosts_init import Found, hosts_text, node_names, target_named, write_hosts
 from mlxdist.coordinator.launch.looking import Seen, judged, look_script, read_look, versions_here
 from mlxdist.coordinator.launch.quoting import remote_command
-from mlxdist.coordinator.launch.roster import listening, own_address, roster_of
+from mlxdist.coordinator.launch.roster import listening, roster_of
 from mlxdist.coordinator.launch.ssh import Answer, Target, new_marker
 from mlxdist.keys.store import KeyStore
 from mlxdist.protocol.errors import NodeError, UserError
@@ -111,6 +119,12 @@ def test_a_node_behind_a_jump_host_is_told_how_to_reach_the_coordinator() -> Non
         roster_of(cluster(node("a")), seen, OWN)
     for allowed in (cluster(node("a", transport="ssh")), cluster(node("a"), bind="192.168.1.7")):
         assert roster_of(allowed, seen, OWN).blocked == {}
+
+
+def test_a_host_that_is_an_address_of_this_machine_is_this_machine() -> None:
+    assert all(is_local(address) for address in own_addresses())
+    assert not is_local("192.0.2.77")
+    assert not is_local("fe80::ffff:7%en0")
 
 
 def test_the_zone_of_a_link_local_address_is_ours_here_and_theirs_there() -> None:
