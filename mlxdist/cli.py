@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 import typer
 import typer.core
 
-from mlxdist import __version__
 from mlxdist.commands import begin, results
 from mlxdist.commands.keys import key, known_nodes, this_mac
 from mlxdist.commands.open_files import more_open_files
 from mlxdist.commands.options import AsJson, Changes, HostsFile, InsecureLan, NodeCount, cluster_of
 from mlxdist.protocol.errors import MlxdistError, UserError
+from mlxdist.protocol.version import VERSION
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -69,7 +69,7 @@ def _end(error: MlxdistError) -> NoReturn:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"mlxdist {__version__}")
+        print(f"mlxdist {VERSION}")
         raise typer.Exit
 
 
