@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 import typer
 import typer.core
 
-from mlxdist.commands import begin, results
+from mlxdist.commands import begin, join, results
 from mlxdist.commands.keys import key, known_nodes, this_mac
 from mlxdist.commands.open_files import more_open_files
-from mlxdist.commands.options import AsJson, Changes, HostsFile, InsecureLan, NodeCount, cluster_of
+from mlxdist.commands.options import AsJson, Changes, HostsFile, InsecureLan, NodeCount, cluster_of, seconds_of
 from mlxdist.protocol.errors import MlxdistError, UserError
 from mlxdist.protocol.version import VERSION
 
@@ -31,6 +31,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(key)
+app.command()(join.join)
 app.add_typer(known_nodes, name="nodes")
 
 
@@ -169,7 +170,7 @@ def launch(
                 raise UserError(
                     f"--invite shows a code where the coordinator runs: type it on {cluster.coordinator.host}"
                 )
-            cluster = _open(cluster, config.output, invite, insecure_lan=insecure_lan)
+            cluster = join.open_or_invite(cluster, config.output, invite, insecure_lan=insecure_lan)
         if sync_first:
             from rich.console import Console
 
@@ -235,63 +236,13 @@ def node(
     else:
         host, port = _endpoint(connect)
         own = chosen_keys(KeyStore.of_user(), name, host, coordinator=coordinator, file=keys, insecure_lan=insecure_lan)
-        order = LaunchOrder(host, port, wait_seconds=_seconds(wait))
+        order = LaunchOrder(host, port, wait_seconds=seconds_of(wait))
         if insecure_lan:
             print(f"mlxdist node: {INSECURE}", file=sys.stderr)
     code, reason = supervise(name, order, launched=launched, keys=own)
     if reason:
         print(f"mlxdist node: {reason}", file=sys.stderr)
     sys.exit(code)
-
-
-@app.command()
-def join(
-    place: Annotated[
-        str,
-        typer.Argument(metavar="[HOST[:PORT]]", help="The Mac that launches, as `mlxdist launch --invite` prints it."),
-    ] = "",
-    name: Annotated[str, typer.Option(help="The name of this Mac in reports. Default: its own.")] = "",
-    wait: Annotated[
-        str, typer.Option(help="The time to wait for a run to start, or to come back: 30s, 10m, 12h.")
-    ] = "12h",
-    again: Annotated[
-        bool, typer.Option("--again", help="Ask for a code although keys were exchanged: one side has new ones.")
-    ] = False,
-) -> None:
-    """Let this Mac work for the runs of another one: the first time by a code, later without.
-
-    The code comes from `mlxdist launch --invite` there; it is asked for, or read from standard input.
-    """
-    from mlxdist.interrupts import interruptible
-
-    with interruptible():
-        from mlxdist.keys.store import KeyStore
-        from mlxdist.node.nearby import look_for
-        from mlxdist.node.pairing import Joined, Place, known, pair, place_of
-        from mlxdist.node.supervisor import main as supervise
-        from mlxdist.protocol.launched import LaunchOrder
-
-        more_open_files()
-        store, name, seconds = KeyStore.of_user(), name or this_mac(), _seconds(wait)
-        where = place_of(place) if place else look_for(store, name)
-        member = where if isinstance(where, Joined) else None if again else known(store, where, name)
-        if member is None:
-            assert isinstance(where, Place)
-            member = pair(store, where, name, _read_code)
-            print(f"keys were exchanged: this Mac is {member.name} there, and needs no code the next time", flush=True)
-        print(f"works for {member.place}, as {member.name}; Ctrl-C leaves", flush=True)
-        order = LaunchOrder(member.place.host, member.place.port, wait_seconds=seconds)
-        code, reason = supervise(member.name, order, launched=False, keys=member.keys)
-    if reason:
-        print(f"mlxdist join: {reason}", file=sys.stderr)
-    sys.exit(code)
-
-
-def _read_code() -> str:
-    """Returns the code that a person types, or the first line of standard input where no person is there."""
-    if sys.stdin.isatty():
-        return str(typer.prompt("The code that the other Mac shows"))
-    return sys.stdin.readline()
 
 
 @app.command()
@@ -448,21 +399,6 @@ app.command()(results.export)
 app.command()(results.runs)
 
 
-def _open(cluster: "Hosts", output: Path, invite: int, *, insecure_lan: bool) -> "Hosts":
-    """Returns the cluster as other Macs reach it. With a run that goes on already, invites to that one, and ends."""
-    from mlxdist.coordinator.config.hosts import open_to_others
-    from mlxdist.coordinator.invite.invite import invite_to_running
-    from mlxdist.coordinator.storage.open_run import is_running
-    from mlxdist.keys.store import KeyStore
-
-    if insecure_lan:
-        raise UserError("--invite exchanges keys, and --insecure-lan connects without: leave one of the two out")
-    if is_running(output):
-        invite_to_running(output, invite, KeyStore.of_user(), lambda sentence: print(sentence, flush=True))
-        sys.exit(0)
-    return open_to_others(cluster)
-
-
 def _model(cluster: "Hosts", run: Path | None, changes: Sequence[str] | None) -> str:
     """Returns the model of the run that is named, by a file or by hosts.toml; "" where none is."""
     from mlxdist.coordinator.config.load import load_config
@@ -487,10 +423,3 @@ def _endpoint(text: str) -> tuple[str, int]:
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise UserError(f"--connect {text}: give HOST:PORT, for instance mini-1.local:5555")
     return host, int(port)
-
-
-def _seconds(text: str) -> float:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text)
-    if match is None:
-        raise UserError(f"--wait {text}: give a number with s, m or h, for instance 30m")
-    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]

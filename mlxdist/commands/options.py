@@ -1,5 +1,6 @@
 """Options that several commands have."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -43,3 +44,11 @@ def cluster_of(hosts: Path | None, nodes: int | None, mixed: Literal["spare", "a
         raise UserError("--nodes counts nodes on this machine, and --hosts lists them in a file: give one of the two")
     cluster = load_hosts(hosts) if hosts is not None else local_hosts(nodes or 1)
     return replace(cluster, coordinator=replace(cluster.coordinator, mixed=mixed or cluster.coordinator.mixed))
+
+
+def seconds_of(text: str) -> float:
+    """Returns the seconds in a time as 30s, 10m or 12h. Raises UserError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text)
+    if match is None:
+        raise UserError(f"--wait {text}: give a number with s, m or h, for instance 30m")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]

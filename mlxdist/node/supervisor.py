@@ -92,7 +92,7 @@ class Supervisor:
         self.reason = ""
 
     def run(self, orphaned: threading.Event) -> int:
-        """Runs until a Shutdown, a Reject, `wait_seconds` without a coordinator, or the end of the launcher.
+        """Runs until a Shutdown, a Reject, `wait_seconds` without a coordinator, or `orphaned`: no one wants it here.
 
         Returns the exit code.
         """
@@ -107,7 +107,7 @@ class Supervisor:
                     else:
                         self._handle(message)
                 if orphaned.is_set():
-                    self._leave(0, "the launcher is gone")
+                    self._leave(0, "the launcher is gone" if self.launched else "this machine is used again")
                 if self.exit_code is None:
                     self._tick()
             return self.exit_code
@@ -257,11 +257,18 @@ def first_line() -> bytes:
     return line
 
 
-def main(name: str, order: LaunchOrder, *, launched: bool, keys: NodeKeys | None = None) -> tuple[int, str]:
-    """Runs a node until it has to leave. Returns the exit code and the reason as a sentence."""
+def main(
+    name: str,
+    order: LaunchOrder,
+    *,
+    launched: bool,
+    keys: NodeKeys | None = None,
+    leave: threading.Event | None = None,
+) -> tuple[int, str]:
+    """Runs a node until it has to leave, or `leave` is set. Returns the exit code and the reason as a sentence."""
     from mlxdist.node.link.sockets import DealerLink
 
-    orphaned = threading.Event()
+    orphaned = leave or threading.Event()
     if launched:
         watch_launcher(orphaned)
     host = order.host or environ["SSH_CONNECTION"].split()[0]

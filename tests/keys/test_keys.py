@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from mlxdist.commands.keys import node_lines
 from mlxdist.keys.choose import chosen_keys
-from mlxdist.keys.commands import node_lines
 from mlxdist.keys.files import read_private, write_private
 from mlxdist.keys.pair import NodeKeys, Pair, keys_line, keys_of_line, new_pair, public_key, public_of
 from mlxdist.keys.store import KeyStore, Sighting

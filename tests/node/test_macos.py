@@ -1,10 +1,13 @@
 """Answers of macOS and Linux about a node's own machine; one that is not understood is unknown."""
 
+import math
+import os
 import sys
+from pathlib import Path
 
 import pytest
 
-from mlxdist.node.macos import answer, chip, linux_chip
+from mlxdist.node.macos import answer, chip, idle_seconds, linux_chip, on_battery, terminals_idle, use_of_this_mac
 
 CPUINFO = """processor\t: 0
 vendor_id\t: GenuineIntel
@@ -30,3 +33,40 @@ def test_a_command_that_fails_or_is_missing_says_nothing() -> None:
     assert answer((sys.executable, "-c", "print(1); raise SystemExit(3)")) == ""
     assert answer(("/nowhere/sysctl",)) == ""
     assert answer((sys.executable, "-c", "print('M4')")) == "M4\n"
+
+
+IDLE = """  | +-o IOHIDSystem  <class IOHIDSystem, id 0x1000004a1, registered, matched, active, busy 0, retain 27>
+  |   | {
+  |   |   "HIDIdleTime" = 301250000000
+  |   |   "HIDParameters" = {"HIDClickTime"=500000000,"HIDInitialKeyRepeat"=416666667}
+  |   | }
+"""
+ON_BATTERY = """Now drawing from 'Battery Power'
+ -InternalBattery-0 (id=21233763)\t84%; discharging; 9:21 remaining present: true
+"""
+
+
+def test_the_idle_time_is_read_in_seconds() -> None:
+    assert idle_seconds(IDLE) == 301.25
+
+
+def test_the_source_of_power_is_read() -> None:
+    assert on_battery(ON_BATTERY) is True
+    assert on_battery("Now drawing from 'AC Power'\n") is False
+
+
+@pytest.mark.parametrize(
+    "printed", ["", "HIDIdleTime = x", '"HIDIdleTime" = ' + "9" * 40, "Now drawing from 'Moon Power'"]
+)
+def test_what_macos_does_not_say_is_unknown(printed: str) -> None:
+    assert idle_seconds(printed) is None
+    assert on_battery(printed) is None
+
+
+def test_a_terminal_is_idle_since_it_was_last_read(tmp_path: Path) -> None:
+    for name, read_at in (("tty1", 900.0), ("tty2", 500.0)):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (read_at, 0.0))
+    assert terminals_idle([str(tmp_path / "tty1"), str(tmp_path / "tty2"), "/nowhere"], 1000.0) == 100.0
+    assert terminals_idle([], 1000.0) == math.inf
+    assert use_of_this_mac().on_battery in (True, False, None)
