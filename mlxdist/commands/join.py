@@ -1,6 +1,7 @@
 """The commands with which other Macs join: `mlxdist join` there, `mlxdist launch --invite` here."""
 
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -85,16 +86,21 @@ def work(member: "Joined", order: "LaunchOrder", *, while_idle: bool) -> tuple[i
     Returns the exit code and the reason as a sentence.
     """
     from mlxdist.node.idle import used_again, wait_until_free
+    from mlxdist.node.screen import screen
+    from mlxdist.node.supervisor import Supervisor
     from mlxdist.node.supervisor import main as supervise
 
+    def watch(supervisor: Supervisor) -> AbstractContextManager[None]:
+        return screen(supervisor, str(member.place))
+
     if not while_idle:
-        return supervise(member.name, order, launched=False, keys=member.keys)
+        return supervise(member.name, order, launched=False, keys=member.keys, watch=watch)
     while True:
         print("waits until no one uses this Mac", flush=True)
         wait_until_free()
         print("no one uses this Mac: it works", flush=True)
         with used_again() as used:
-            code, reason = supervise(member.name, order, launched=False, keys=member.keys, leave=used)
+            code, reason = supervise(member.name, order, launched=False, keys=member.keys, leave=used, watch=watch)
         if not used.is_set():
             return code, reason
 

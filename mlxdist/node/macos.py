@@ -22,6 +22,8 @@ CHIP = ("/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string")  # prints Apple M4
 IDLE = ("/usr/sbin/ioreg", "-c", "IOHIDSystem", "-d", "4")  # prints "HIDIdleTime" = nanoseconds, among others
 POWER = ("/usr/bin/pmset", "-g", "batt")  # prints Now drawing from 'AC Power', or 'Battery Power'
 
+HEAT = ("/usr/bin/pmset", "-g", "therm")  # prints CPU_Speed_Limit = 100, on some Macs; no command says the temperature
+
 
 @dataclass(frozen=True)
 class Use:
@@ -50,6 +52,17 @@ def on_battery(printed: str) -> bool | None:
     """Returns the source of power in the output of POWER."""
     found = re.search(r"drawing from '(AC|Battery|UPS) Power'", printed)
     return found[1] != "AC" if found else None
+
+
+def speed_limit() -> int | None:
+    """Returns the percentage of its full speed at which the processor runs for its heat; None: unknown."""
+    return limit_of(answer(HEAT)) if sys.platform == "darwin" else None
+
+
+def limit_of(printed: str) -> int | None:
+    """Returns the limit in the output of HEAT."""
+    found = re.search(r"CPU_Speed_Limit\s*=\s*(\d{1,3})\b", printed)
+    return int(found[1]) if found else None
 
 
 def terminals_idle(terminals: Sequence[str], now: float) -> float:

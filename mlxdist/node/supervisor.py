@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from os import environ
 from secrets import token_hex
 
@@ -80,6 +81,7 @@ class Supervisor:
         self.wait_seconds, self.clock, self.start_worker = wait_seconds, clock, start_worker
         self.worker: Worker | None = None
         self.session: m.SessionId | None = None
+        self.standing: m.HeartbeatAck | None = None  # what the coordinator has last said of this node
         self.environment: dict[str, str] = {}
         self.heartbeat_seconds = REGISTER_SECONDS
         self.heard = self.spoken = clock()
@@ -140,6 +142,8 @@ class Supervisor:
                 self.heartbeat_seconds = REGISTER_SECONDS
                 if self.launched:
                     self._leave(0, reason)
+            case m.HeartbeatAck(session=session) if session == self.session:
+                self.standing = message
             case m.Restart(worker_pid=pid, session=session) if session == self.session:
                 if self.worker is not None and pid in (0, self.worker.process.pid):
                     self.worker.kill()
@@ -264,8 +268,12 @@ def main(
     launched: bool,
     keys: NodeKeys | None = None,
     leave: threading.Event | None = None,
+    watch: Callable[["Supervisor"], AbstractContextManager[None]] | None = None,
 ) -> tuple[int, str]:
-    """Runs a node until it has to leave, or `leave` is set. Returns the exit code and the reason as a sentence."""
+    """Runs a node until it has to leave, or `leave` is set. Returns the exit code and the reason as a sentence.
+
+    `watch`: opened while the node runs, for a person.
+    """
     from mlxdist.node.link.sockets import DealerLink
 
     orphaned = leave or threading.Event()
@@ -285,5 +293,6 @@ def main(
         model=order.model,
         keys=keys,
     )
-    code = supervisor.run(orphaned)
+    with watch(supervisor) if watch is not None else nullcontext():
+        code = supervisor.run(orphaned)
     return code, supervisor.reason

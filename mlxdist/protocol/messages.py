@@ -147,9 +147,12 @@ class Restart(Message, frozen=True):
 
 
 class HeartbeatAck(Message, frozen=True):
-    """The answer to a heartbeat: the coordinator is there."""
+    """The answer to a heartbeat: the coordinator is there. The rest is for the person at the node; 0: not measured."""
 
     session: SessionId
+    tokens_per_second: Seconds = 0.0  # of this node, padding included
+    share: Seconds = 0.0  # of a step that it computes, in [0, 1], by the measured speeds
+    peak_bytes: Amount = 0  # of mlx's memory on this node
 
 
 # ---- DATA: worker -> coordinator

@@ -104,7 +104,7 @@ class Membership:
             case m.Heartbeat(worker_pid=pid, serving=serving):
                 if not serving or node.worker.serving is None:
                     node.worker.serving = node.control.heard if serving else None
-                return [to_supervisor(node, m.HeartbeatAck(node.session)), *self._look_at_worker(node, pid, leaf)]
+                return [to_supervisor(node, self._standing(node)), *self._look_at_worker(node, pid, leaf)]
             case m.Log(lines=lines):
                 return [NodeNews(node.name, node.state.value, quoted(line, LINE_CHARS), log=True) for line in lines]
             case m.WorkerExit(cause=cause, tail=tail):
@@ -113,6 +113,13 @@ class Membership:
                 return self.lose(node, NodeEvent.BYE, "left", blame=False)
             case _:
                 raise WireError(f"{type(message).__name__} on the control connection")
+
+    def _standing(self, node: Node) -> m.HeartbeatAck:
+        """Returns the answer to a heartbeat, with what the node contributes."""
+        speed = node.speed.tokens_per_second
+        all_ = sum(each.speed.tokens_per_second for each in self.nodes.values() if each.there)
+        share = speed / all_ if all_ and node.there else 0.0
+        return m.HeartbeatAck(node.session, speed, share, node.peak_bytes)
 
     def _look_at_worker(self, node: Node, pid: int, leaf: Leaf | None) -> list[Event]:
         """Compares with the worker that a heartbeat names: a WorkerExit or a Restart may have been lost."""

@@ -27,6 +27,7 @@ CONNECTION_SECONDS = 10.0  # for a whole exchange
 MOST_CONNECTIONS = 64
 MOST_OF_ADDRESS = 4
 LOOK_SECONDS = 0.2  # between looks at the clock
+SEEN_SECONDS = 0.2  # after which a run has seen a change of its store: the Mac connects as soon as it is told
 
 
 class Joinable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -149,6 +150,7 @@ class InvitationPort:
             if not right:
                 raise MismatchError(f"the code has ended: {self._over()}")
             name = self._store.welcome(wish.name, wish.public, taken=self._run.names, now=datetime.now(UTC))
+            await asyncio.sleep(SEEN_SECONDS)
             _send(writer, side.granted(name))
             self._tell(f"{name} joins from {address} by the code, and needs none the next time (mlxdist nodes)")
         except (MismatchError, UserError, SaveError) as error:

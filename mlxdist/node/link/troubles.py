@@ -12,7 +12,8 @@ def sentence_on(trouble: Trouble, place: str, name: str, keys: NodeKeys | None) 
         case Trouble.KEY_REFUSED if keys is not None:
             return (
                 f"the coordinator at {place} does not accept the key of this node: on the Mac that launches, type "
-                f"`mlxdist nodes admit {name} {keys.public}`"
+                f"`mlxdist nodes admit {name} {keys.public}`, or launch with --invite and join again here by the code "
+                "(mlxdist join HOST --again)"
             )
         case Trouble.ENCRYPTION if keys is not None:
             return (
