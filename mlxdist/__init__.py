@@ -11,7 +11,9 @@ The map (imports only go down):
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from mlxdist.protocol import version
+
+__version__ = version.VERSION
 __all__ = ["RunResult", "Stop", "__version__", "evaluate", "export", "load_run", "train"]
 
 if TYPE_CHECKING:

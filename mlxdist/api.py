@@ -148,13 +148,11 @@ def train(
     """
     if unknown:
         raise TypeError(_unknown(next(iter(unknown))))
-    from mlxdist.coordinator.config.hosts import local_only
     from mlxdist.coordinator.config.load import configured
     from mlxdist.coordinator.report.follower import Follower
     from mlxdist.coordinator.run import run
 
     cluster = _cluster(nodes, hosts)
-    local_only(cluster)
     resolved = configured(config, overrides)
     stop = stop or Stop()
     stop.clear()
@@ -206,13 +204,11 @@ def evaluate(
 
     Raises UserError for a run, rows or a checkpoint that are not there, and MlxdistError where the nodes fail.
     """
-    from mlxdist.coordinator.config.hosts import local_only
     from mlxdist.coordinator.config.saved import run_at
     from mlxdist.coordinator.evaluate.evaluate import Question
     from mlxdist.coordinator.evaluate.show import evaluated
 
     cluster = _cluster(nodes, hosts)
-    local_only(cluster)
     question = Question([str(each) for each in checkpoints], data, model, insecure_lan)
     file = None if rows is None else Path(rows)
     return evaluated(run_at(Path(run)), question, cluster, file, _stream(progress), os.environ)

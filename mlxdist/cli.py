@@ -5,17 +5,22 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 import typer.core
 
-from mlxdist import __version__
 from mlxdist.commands import begin, results
 from mlxdist.commands.keys import key, known_nodes, this_mac
 from mlxdist.commands.open_files import more_open_files
 from mlxdist.commands.options import AsJson, Changes, HostsFile, InsecureLan, NodeCount, cluster_of
 from mlxdist.protocol.errors import MlxdistError, UserError
+from mlxdist.protocol.version import VERSION
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from mlxdist.coordinator.config.hosts import Hosts
 
 app = typer.Typer(
     name="mlxdist",
@@ -64,7 +69,7 @@ def _end(error: MlxdistError) -> NoReturn:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"mlxdist {__version__}")
+        print(f"mlxdist {VERSION}")
         raise typer.Exit
 
 
@@ -119,7 +124,14 @@ def launch(
         ),
     ] = None,
     set_: Changes = None,
+    sync_first: Annotated[
+        bool, typer.Option("--sync", help="First put an equal environment and the model on every host.")
+    ] = False,
     insecure_lan: InsecureLan = False,
+    attach: Annotated[
+        bool, typer.Option("--attach", help="Watch a run whose coordinator is another Mac ([coordinator] host).")
+    ] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="End such a run, after its last step is saved.")] = False,
 ) -> None:
     """Train, on this machine or on several.
 
@@ -128,13 +140,28 @@ def launch(
     from mlxdist.interrupts import interruptible
 
     with interruptible():
-        from mlxdist.coordinator.config.hosts import local_only
+        from mlxdist.coordinator.config.hosts import is_local
         from mlxdist.coordinator.config.load import load_config
 
         more_open_files()
         cluster = cluster_of(hosts, nodes, mixed)
-        local_only(cluster)
         config = load_config(run or cluster.run, set_ or ())
+        away = not is_local(cluster.coordinator.host)
+        if (attach or stop) and not away:
+            raise UserError("--attach and --stop are for a run on another coordinator: see [coordinator] host")
+        if sync_first:
+            from rich.console import Console
+
+            if hosts is None:
+                raise UserError("--sync copies to the hosts of a file: name it, as --hosts hosts.toml")
+            _sync(cluster, config.model, Console(), clean=False)  # launch itself says which hosts can take part
+
+        if away and hosts is not None:
+            from mlxdist.coordinator.launch.viewer import view
+
+            options = [*(["--resume", resume] if resume else []), *(["--insecure-lan"] if insecure_lan else [])]
+            options += ["--mixed", mixed] if mixed else []
+            sys.exit(view(config, cluster, hosts, run, set_ or (), options, attach=attach, stop=stop))
 
         from mlxdist.coordinator.run import run as train
 
@@ -155,7 +182,7 @@ def launch(
 def node(
     connect: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="The address of the Mac that runs launch, as mini-1.local:5555.")
-    ],
+    ] = "",
     name: Annotated[str, typer.Option(help="The name of this node in reports. Default: that of this Mac.")] = "",
     wait: Annotated[
         str, typer.Option(help="The time to wait for a run to start, or to come back: 30s, 10m, 12h.")
@@ -169,6 +196,7 @@ def node(
     ] = None,
     insecure_lan: InsecureLan = False,
     launched: Annotated[bool, typer.Option("--launched", hidden=True)] = False,
+    tag: Annotated[str, typer.Option(hidden=True)] = "",  # shows in a process list whose node it is
 ) -> None:
     """Let this Mac work for a run that another Mac launches: wait for it, work, wait for the next one."""
     from mlxdist.keys.choose import INSECURE, chosen_keys
@@ -176,18 +204,19 @@ def node(
     from mlxdist.keys.store import KeyStore
     from mlxdist.node.supervisor import first_line
     from mlxdist.node.supervisor import main as supervise
+    from mlxdist.protocol.launched import LaunchOrder, order_of_line
 
     more_open_files()
-    endpoint, name, seconds = _endpoint(connect), name or this_mac(), _seconds(wait)
+    name = name or this_mac()
     if launched:
-        own = keys_of_line(first_line())
+        own, order = keys_of_line(first_line()), order_of_line(first_line())
     else:
-        own = chosen_keys(
-            KeyStore.of_user(), name, endpoint[0], coordinator=coordinator, file=keys, insecure_lan=insecure_lan
-        )
+        host, port = _endpoint(connect)
+        own = chosen_keys(KeyStore.of_user(), name, host, coordinator=coordinator, file=keys, insecure_lan=insecure_lan)
+        order = LaunchOrder(host, port, wait_seconds=_seconds(wait))
         if insecure_lan:
             print(f"mlxdist node: {INSECURE}", file=sys.stderr)
-    code, reason = supervise(name, endpoint, seconds, launched=launched, keys=own)
+    code, reason = supervise(name, order, launched=launched, keys=own)
     if reason:
         print(f"mlxdist node: {reason}", file=sys.stderr)
     sys.exit(code)
@@ -249,6 +278,86 @@ def plan(
     sys.exit(show_plan(config, cluster, PlanOptions(tokens_per_second, link_gbit, json), Console()))
 
 
+hosts_app = typer.Typer(no_args_is_help=True, help="The file that lists the Macs of a cluster.")
+app.add_typer(hosts_app, name="hosts")
+
+
+@hosts_app.command("init")
+def hosts_init(
+    hosts: Annotated[
+        list[str] | None, typer.Argument(metavar="[USER@]HOST...", help="Default: list those that Bonjour finds.")
+    ] = None,
+    output: Annotated[Path, typer.Option(metavar="HOSTS.TOML", help="The file to write.")] = Path("hosts.toml"),
+    ssh_options: Annotated[str, typer.Option(metavar="WORDS", help="Words for ssh, as '-J gate -p 2222'.")] = "",
+) -> None:
+    """Look at Macs over ssh, and write a first hosts.toml with a key for each. Nothing is overwritten."""
+    import shlex
+
+    if not hosts:
+        from mlxdist.coordinator.launch.bonjour import nearby_hosts
+
+        found = nearby_hosts()
+        if not found:
+            raise UserError(
+                "no Mac with Remote Login was found in this network: name them, as mlxdist hosts init mini-1"
+            )
+        print("\n".join(found))
+        print(f"\nType, with those that you want:\n  mlxdist hosts init {shlex.join(found)}")
+        return
+    from mlxdist.coordinator.launch.hosts_init import describe, write_hosts
+    from mlxdist.keys.store import KeyStore
+
+    looked = write_hosts(output, hosts, shlex.split(ssh_options), KeyStore.of_user())
+    for one in looked:
+        print(f"{one.name}: {one.fault or describe(one.seen)}")
+    print(f"wrote {output}, and a key for each node; next, type: mlxdist sync --hosts {shlex.quote(str(output))}")
+    sys.exit(1 if any(one.fault for one in looked) else 0)
+
+
+@app.command()
+def sync(
+    hosts: Annotated[Path, typer.Option(metavar="HOSTS.TOML", help="The Macs to sync.")],
+    run: RunFile = None,
+    clean: Annotated[bool, typer.Option("--clean", help="Remove old environments and their files as well.")] = False,
+    set_: Changes = None,
+) -> None:
+    """Put an equal environment and the run's model on every host, over ssh. Only this Mac downloads."""
+    from rich.console import Console
+
+    from mlxdist.coordinator.config.hosts import load_hosts
+
+    cluster = load_hosts(hosts)
+    sys.exit(_sync(cluster, _model(cluster, run, set_), Console(), clean=clean))
+
+
+@app.command()
+def doctor(
+    hosts: Annotated[Path, typer.Option(metavar="HOSTS.TOML", help="The Macs to look at.")],
+    run: RunFile = None,
+    json: AsJson = False,
+    set_: Changes = None,
+) -> None:
+    """Look at every host and say what would keep it from training, with the cure. Exit code 1: a host is blocked."""
+    from rich.console import Console
+
+    from mlxdist.coordinator.config.hosts import load_hosts
+    from mlxdist.coordinator.doctor.doctor import examine
+    from mlxdist.coordinator.doctor.view import as_json, show
+    from mlxdist.coordinator.memory.model_files import find_model
+    from mlxdist.coordinator.sync.model_files import model_files
+    from mlxdist.protocol.versions import versions
+
+    more_open_files()
+    cluster = load_hosts(hosts)
+    model = _model(cluster, run, set_)
+    reports = examine(cluster, versions(), model, model_files(model) if model and find_model(model) else ())
+    if json:
+        print(as_json(reports))
+    else:
+        show(reports, Console())
+    sys.exit(int(any(report.blocked for report in reports)))
+
+
 @app.command()
 def selfcheck(
     json: AsJson = False,
@@ -265,6 +374,21 @@ app.command()(results.evaluate)
 app.command()(results.generate)
 app.command()(results.export)
 app.command()(results.runs)
+
+
+def _model(cluster: "Hosts", run: Path | None, changes: Sequence[str] | None) -> str:
+    """Returns the model of the run that is named, by a file or by hosts.toml; "" where none is."""
+    from mlxdist.coordinator.config.load import load_config
+
+    return load_config(run or cluster.run, changes or ()).model if run or cluster.run else ""
+
+
+def _sync(cluster: "Hosts", model: str, console: "Console", *, clean: bool) -> int:
+    from mlxdist.coordinator.sync.downloads import cache_folder
+    from mlxdist.coordinator.sync.sync import sync as synced
+    from mlxdist.coordinator.sync.view import show
+
+    return show(synced(cluster, model, cache_folder(os.environ), clean_up=clean), console)
 
 
 def _endpoint(text: str) -> tuple[str, int]:

@@ -27,12 +27,12 @@ from mlxdist.coordinator.batch.micro_batches import cut
 from mlxdist.coordinator.batch.row_store import Rows
 from mlxdist.coordinator.cluster.cluster import Cluster
 from mlxdist.coordinator.cluster.settings import ClusterSettings
-from mlxdist.coordinator.config.hosts import local_hosts
 from mlxdist.coordinator.config.run_spec import run_spec
 from mlxdist.coordinator.config.schema import RunConfig
 from mlxdist.coordinator.fleet.fleet import Fleet
-from mlxdist.coordinator.fleet.launch import LocalNodes
 from mlxdist.coordinator.fleet.sockets import RouterHub
+from mlxdist.coordinator.launch.starts import local_starts
+from mlxdist.coordinator.launch.supervisors import Supervisors
 from mlxdist.coordinator.schedule.rounds import Request
 from mlxdist.coordinator.training.clipping import clip
 from mlxdist.coordinator.training.moments import Moments
@@ -131,10 +131,10 @@ def one_node(config: RunConfig, logs: Path) -> Iterator[Fleet]:
         data_port=hub.ports[DATA],
         timing=config.timing,
     )
-    nodes = LocalNodes(logs, config.timing.stop_seconds, config.timing.restart_seconds)
+    nodes = Supervisors("bench", config.timing.stop_seconds, config.timing.restart_seconds)
     fleet = Fleet(Cluster(settings), hub, on_news=lambda news: say(f"{news.name}: {news.message}"), watch=nodes.watch)
     try:
-        nodes.start(local_hosts(1).nodes, hub.ports[CONTROL])
+        nodes.start(local_starts(1, hub.ports[CONTROL]))
         fleet.wait_for_nodes(1, 1, config.timing.start_timeout)
         yield fleet
     finally:

@@ -7,7 +7,8 @@
 #     "$PYTHON" -m mlxdist --help     # or plain `mlxdist`: the environment's bin comes first in PATH
 #
 # mlxdist_environment [extras]   makes .venv in the project's folder, installs mlxdist into it (editable, with the given
-#                                extras), looks for OpenBLAS on Linux (and installs it as root), and sets
+#                                extras), looks for OpenBLAS on Linux (and installs it as root; for dev also
+#                                the tools of the tests over ssh), and sets
 #                                  PYTHON               the environment's interpreter, an absolute path
 #                                  PATH                 with the environment's bin in front
 #                                  MLX_DISABLE_COMPILE  1 on a Linux without g++ (mlx compiles its kernels with it)
@@ -134,18 +135,33 @@ _mlxdist_stamp() {
     printf '%s\n' "$(cksum <"$1/pyproject.toml")" "$("$1/.venv/bin/python" -c 'import sys; print(sys.version)')" "$1"
 }
 
+# Installs Debian packages: SENTENCE PACKAGE... Returns 1 without root or apt.
+_mlxdist_install() {
+    local sentence="$1"
+    shift
+    [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null 2>&1 || return 1
+    mlxdist_stage "$sentence ($*)" sh -c '
+        export DEBIAN_FRONTEND=noninteractive
+        apt-get install -y --no-install-recommends "$@" ||
+            { apt-get update && apt-get install -y --no-install-recommends "$@"; }' sh "$@"
+}
+
 # On Linux mlx computes with the BLAS that is loaded before it; mlxdist loads OpenBLAS when the machine has it.
 _mlxdist_openblas() {
     "$PYTHON" -c 'import ctypes; ctypes.CDLL("libopenblas.so.0")' >/dev/null 2>&1 && return 0
-    if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null 2>&1; then
-        if mlxdist_stage "Installing OpenBLAS (libopenblas0-pthread)" sh -c '
-            export DEBIAN_FRONTEND=noninteractive
-            apt-get install -y --no-install-recommends libopenblas0-pthread ||
-                { apt-get update && apt-get install -y --no-install-recommends libopenblas0-pthread; }'; then
-            return 0
-        fi
-    fi
-    mlxdist_say "OpenBLAS is not installed, so training on this machine's CPU is several times slower: apt install libopenblas0-pthread"
+    _mlxdist_install "Installing OpenBLAS" libopenblas0-pthread ||
+        mlxdist_say "OpenBLAS is not installed, so training on this machine's CPU is several times slower: apt install libopenblas0-pthread"
+}
+
+# The tests over ssh run real servers and login shells in network namespaces (scripts/cluster_bed.py), which need root.
+_mlxdist_bed() {
+    local tool missing=""
+    for tool in ip tc sshd ssh rsync fish csh tcsh zsh; do
+        PATH="$PATH:/usr/sbin:/sbin" command -v "$tool" >/dev/null 2>&1 || missing="$missing $tool"
+    done
+    [ -z "$missing" ] ||
+        _mlxdist_install "Installing ssh and shells for tests" iproute2 openssh-server openssh-client rsync fish csh tcsh zsh ||
+        mlxdist_say "The tests over ssh are skipped; they need root, and these are missing:$missing"
 }
 
 mlxdist_environment() {
@@ -167,6 +183,7 @@ mlxdist_environment() {
     fi
     if [ "$(uname -s)" = Linux ]; then
         _mlxdist_openblas
+        case ",$extras," in *,dev,*) _mlxdist_bed ;; esac
         if ! command -v g++ >/dev/null 2>&1; then
             export MLX_DISABLE_COMPILE=1
         fi

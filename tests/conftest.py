@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tests.faults.fault_nodes import FaultNodes
     from tests.faults.fault_runs import Undisturbed
     from tests.faults.forked_coordinator import Coordinators
+    from tests.processes.bed_cluster import BedCluster
 
 # One thread and no TF32: with more threads, or with TF32, the same sum has other bits.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
@@ -62,6 +63,18 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Coordinators
         for name in ("a", "b"):
             nodes.processes[name] = start_node(nodes.port, name, nodes.logs)
         yield launcher
+
+
+@pytest.fixture(scope="session")
+def cluster(model: Path) -> "Iterator[BedCluster]":
+    """Four Macs in namespaces, each with a real sshd, an environment and the model: `mlxdist sync` has made both."""
+    from scripts.cluster_bed import why_not
+    from tests.processes.bed_cluster import bed_cluster
+
+    if reason := why_not():
+        pytest.skip(reason)
+    with bed_cluster(model) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

@@ -33,12 +33,10 @@ def evaluate(
     from mlxdist.interrupts import interruptible
 
     with interruptible():
-        from mlxdist.coordinator.config.hosts import local_only
         from mlxdist.coordinator.config.saved import run_at
 
         more_open_files()
         cluster = cluster_of(hosts, nodes)
-        local_only(cluster)
         folder = run_at(run)
 
         from mlxdist.coordinator.evaluate.evaluate import Question

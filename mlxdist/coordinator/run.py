@@ -10,6 +10,7 @@ from mlxdist.coordinator.config.hosts import Hosts, is_loopback
 from mlxdist.coordinator.config.schema import RunConfig
 from mlxdist.coordinator.fleet.access import open_access
 from mlxdist.coordinator.fleet.fleet import Fleet
+from mlxdist.coordinator.launch.roster import look_at_hosts
 from mlxdist.coordinator.report.display import open_display
 from mlxdist.coordinator.report.follower import Follower
 from mlxdist.coordinator.report.format import count, hours_phrase
@@ -64,16 +65,20 @@ def run(
     ):
         report = Reporter(folder, display, clock=clock, listen=follower.listen)
         try:
-            prepared = prepare(config, hosts, folder, report, resume=resume, previous=previous)
+            report.stage("looking at the hosts")
+            roster = look_at_hosts(hosts, config.model)
+            for sentence in roster.sentences:
+                report.note(sentence)
+            prepared = prepare(config, roster, folder, report, resume=resume, previous=previous)
             if previous:
                 take_previous(folder)  # before the events of its later steps are cut off
             if resume:
                 report.resume_after(prepared.steps_done)
             access = None
-            if not insecure_lan and not is_loopback(hosts.coordinator.bind):
+            if not insecure_lan and (roster.seen or not is_loopback(hosts.coordinator.bind)):
                 access = open_access(folder.state, keys or KeyStore.of_user(), resume=resume)
-            with started_nodes(prepared, hosts, folder, report, clock, access) as fleet:
-                begun = start(prepared, hosts, folder, fleet, report)
+            with started_nodes(prepared, hosts, roster, folder, report, clock, access) as fleet:
+                begun = start(prepared, hosts, roster, folder, fleet, report)
                 announce(prepared, begun, folder, report)
                 loop = loop_of(prepared, begun, folder, fleet, report, clock)
                 train_to_the_end(replace(loop, wants_stop=follower.wants_stop), begun.state)

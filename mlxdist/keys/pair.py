@@ -12,7 +12,7 @@ from mlxdist.protocol.errors import UserError
 from mlxdist.protocol.untrusted import quoted
 
 KEY = r"^[0-9a-f]{64}\Z"
-MOST_LINE = 1024  # characters of keys on standard input
+MOST_LINE = 4096  # characters of a line on standard input
 
 PublicKey = Annotated[str, Meta(pattern=KEY)]
 SecretKey = Annotated[str, Meta(pattern=KEY)]

@@ -93,8 +93,9 @@ class Worker:
         session: m.SessionId,
         memory_limit_bytes: int,
         keys: NodeKeys | None = None,
+        model: str = "",
     ) -> None:
-        """Sends the worker to a coordinator, with the keys of the node."""
+        """Sends the worker to a coordinator, with the keys of the node and the folder of the model on this host."""
         assert self.process.stdin is not None
         order = {
             "endpoint": endpoint,
@@ -102,6 +103,7 @@ class Worker:
             "session": session,
             "memory_limit_bytes": memory_limit_bytes,
             "keys": keys,
+            "model": model,
         }
         line = msgspec.json.encode(order).decode()
         self.given += 1

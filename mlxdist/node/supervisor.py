@@ -6,6 +6,7 @@ ends the node.
 
 import os
 import platform
+import socket
 import sys
 import threading
 import time
@@ -22,12 +23,14 @@ from mlxdist.node.process import Worker
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.backoff import Backoff
 from mlxdist.protocol.errors import MismatchError, WireError
+from mlxdist.protocol.launched import AWAY, LaunchOrder
 from mlxdist.protocol.transport import Link, Trouble
 from mlxdist.protocol.untrusted import sentence, worker_environment
 from mlxdist.protocol.wire import decode, encode, fitted
 
 REGISTER_SECONDS = 0.5  # between attempts to register
 UNANSWERED_HEARTBEATS = 8  # until the connection counts as dead: by then the coordinator counts this node as dead
+CONNECT_SECONDS = 3.0
 ASLEEP_SECONDS = 30.0  # between two ticks, which are otherwise a heartbeat or the stop of a worker apart
 
 
@@ -56,6 +59,8 @@ class Supervisor:
         launched: bool,
         wait_seconds: float,
         port: int = 0,
+        data_port: int = 0,
+        model: str = "",
         keys: NodeKeys | None = None,
         clock: Callable[[], float] = time.monotonic,
         start_worker: Callable[[Mapping[str, str]], Worker] = Worker.start,
@@ -63,8 +68,10 @@ class Supervisor:
     ) -> None:
         """`launched`: leave at a Shutdown, instead of waiting for the next coordinator at the same endpoint.
 
-        `port` is that of `link`, for messages; `keys` are given to the worker for its own connection.
+        `port` is that of `link`, for messages; `keys` are given to the worker for its own connection. `data_port`: the
+        end of a tunnel to the data port; `model`: the model's folder on this host; 0 and "": as the coordinator says.
         """
+        self.data_port, self.model = data_port, model
         self.keys, self.say, self.port = keys, say, port
         self.told: set[Trouble] = set()  # what a person was told, since the last connection
         self.name, self.host, self.link, self.launched = name, host, link, launched
@@ -153,8 +160,8 @@ class Supervisor:
         if self.worker is None:
             self.environment = environment
             self.worker = self.start_worker(environment)
-        endpoint = join_endpoint(self.host, accept.data_port)
-        self.worker.order(endpoint, self.name, accept.session, accept.memory_limit_bytes, self.keys)
+        endpoint = join_endpoint(self.host, self.data_port or accept.data_port)
+        self.worker.order(endpoint, self.name, accept.session, accept.memory_limit_bytes, self.keys, self.model)
 
     def _look_at_connection(self) -> None:
         """Says once why the connection cannot be made. A node that was launched can change nothing, and leaves."""
@@ -177,7 +184,7 @@ class Supervisor:
             self.heard += now - self.ticked  # this Mac slept and could not hear a coordinator
         self.ticked = now
         if now - self.heard > self.wait_seconds:
-            self._leave(1, f"no coordinator for {self.wait_seconds:.0f} s")
+            self._leave(AWAY if self.launched else 1, self._unheard())
         if self.unanswered is not None and now - self.unanswered > UNANSWERED_HEARTBEATS * self.heartbeat_seconds:
             # Every heartbeat is answered, so this connection is broken. The system would retry it for a quarter of an
             # hour, ever more rarely; a new one works as soon as the network does.
@@ -206,6 +213,15 @@ class Supervisor:
             self._send(m.Heartbeat(self.session, pid, serving))
             self.spoken = now
 
+    def _unheard(self) -> str:
+        """Says that no coordinator was heard, and why, as far as one attempt to connect tells."""
+        silence = f"no coordinator for {self.wait_seconds:.0f} s"
+        try:
+            socket.create_connection((self.host, self.port), CONNECT_SECONDS).close()
+        except OSError as error:
+            return f"{silence}; cannot reach the coordinator at {self.host}:{self.port}: {error}"
+        return silence
+
     def _rest(self, now: float, cause: str) -> None:
         wait = self.backoff.next(now)
         if wait is None:
@@ -232,25 +248,33 @@ def watch_launcher(orphaned: threading.Event) -> threading.Thread:
 
 
 def first_line() -> bytes:
-    """Returns the first line of standard input and leaves the rest, with a limit on its length."""
+    """Returns the next line of standard input and leaves the rest, with a limit on its length."""
     line = b""
     while not line.endswith(b"\n") and len(line) < MOST_LINE and (one := os.read(0, 1)):
         line += one
     return line
 
 
-def main(
-    name: str, endpoint: tuple[str, int], wait_seconds: float, *, launched: bool, keys: NodeKeys | None = None
-) -> tuple[int, str]:
+def main(name: str, order: LaunchOrder, *, launched: bool, keys: NodeKeys | None = None) -> tuple[int, str]:
     """Runs a node until it has to leave. Returns the exit code and the reason as a sentence."""
     from mlxdist.node.link.sockets import DealerLink
 
-    host, port = endpoint
     orphaned = threading.Event()
     if launched:
         watch_launcher(orphaned)
+    host = order.host or environ["SSH_CONNECTION"].split()[0]
     # Random, because a connection that takes an existing name takes over what is sent to it (ROUTER_HANDOVER).
-    link = DealerLink(join_endpoint(host, port), f"{name}/{token_hex(16)}".encode(), keys=keys)
-    supervisor = Supervisor(name, host, link, launched=launched, wait_seconds=wait_seconds, port=port, keys=keys)
+    link = DealerLink(join_endpoint(host, order.port), f"{name}/{token_hex(16)}".encode(), keys=keys)
+    supervisor = Supervisor(
+        name,
+        host,
+        link,
+        launched=launched,
+        wait_seconds=order.wait_seconds,
+        port=order.port,
+        data_port=order.data_port,
+        model=order.model,
+        keys=keys,
+    )
     code = supervisor.run(orphaned)
     return code, supervisor.reason

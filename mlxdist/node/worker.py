@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from mlxdist.keys.pair import NodeKeys
-from mlxdist.node.link.jobs import Finish, Result
+from mlxdist.node.link.jobs import Finish, LoadModel, Result
 from mlxdist.node.link.session import Session
 from mlxdist.node.link.sockets import DealerLink
 from mlxdist.node.process import TAKES
@@ -46,6 +46,7 @@ class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     session: m.SessionId
     memory_limit_bytes: int = 0
+    model: str = ""  # the folder of the model on this host; "": as the run says
     keys: NodeKeys | None = None
 
 
@@ -174,6 +175,8 @@ def serve(
                 continue
             if isinstance(job, Finish):
                 return job
+            if isinstance(job, LoadModel) and order.model:
+                job = LoadModel(msgspec.structs.replace(job.spec, model=order.model))
             with closing(engine.perform(job, session.id, carrier.progress)) as results:
                 for result in results:
                     if not carrier.deliver(result):
@@ -190,14 +193,19 @@ def _read_orders(orders: "queue.Queue[Order]") -> None:
 
 
 def main() -> None:
-    """Serves one session after another."""
+    """Works with the model of each run."""
     use_openblas()
     from mlxdist.node.work.engine import Engine
+
+    work(Engine())
+
+
+def work(engine: "Engine") -> None:
+    """Serves one session after another, as standard input orders."""
     from mlxdist.node.work.limits import memory_limits
 
     orders: queue.Queue[Order] = queue.Queue()
     threading.Thread(target=_read_orders, args=(orders,), name="orders", daemon=True).start()
-    engine = Engine()
     for number in count(1):
         order = orders.get()
         print(f"{TAKES}{number}", flush=True)

@@ -3,7 +3,6 @@
     MlxdistError                 exit 1: the run could not go on
     ├── UserError                exit 2: wrong usage, configuration or data; nothing was trained
     │   ├── ConfigError          a key: which, what is wrong, what is allowed
-    │   │   └── NotYetError      a key whose feature this version does not have
     │   └── DataError            rows: file:line and the reason of each
     ├── WireError                bytes that are no message of ours
     ├── StaleError               a message of another incarnation, session, step or adapter version
@@ -34,10 +33,6 @@ class UserError(MlxdistError):
 
 class ConfigError(UserError):
     """A configuration key with a wrong name, type or value."""
-
-
-class NotYetError(ConfigError):
-    """A known key whose feature this version does not have."""
 
 
 class DataError(UserError):

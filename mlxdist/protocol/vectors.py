@@ -36,20 +36,42 @@ def _bytes(vector: Vector) -> memoryview:
 
 
 @dataclass
+class VectorHash:
+    """The hash of a vector, computed block by block while it travels; shared where it goes to many."""
+
+    vector: Vector
+    _hash: "hashlib._Hash" = field(default_factory=hashlib.sha256)
+    _hashed: int = 0  # blocks
+
+    def upto(self, blocks: int) -> None:
+        """Hashes the blocks below `blocks`, each once."""
+        if blocks > self._hashed:
+            self._hash.update(_bytes(self.vector)[self._hashed * BLOCK_BYTES : blocks * BLOCK_BYTES])
+            self._hashed = blocks
+
+    def end(self) -> str:
+        """SHA-256 of the whole vector, in hex."""
+        self.upto(block_count(len(self.vector)))
+        return self._hash.hexdigest()
+
+
+@dataclass
 class OutgoingVector:
-    """The sending half: knows which blocks may go now. For a vector that goes to many, `digest` is computed once.
+    """The sending half: knows which blocks may go now. A vector that goes to many has one hash, `shared`.
 
     One that still grows has `ready` elements that will not change any more; None: it is whole. Its END waits for that.
     """
 
     stream: int
     vector: Vector
-    digest: str = ""
+    shared: VectorHash | None = None
     ready: int | None = None
     sent: int = 0
     granted: int = 0
-    _hash: "hashlib._Hash" = field(default_factory=hashlib.sha256)
-    _hashed: int = 0  # blocks
+    _hash: VectorHash = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._hash = self.shared or VectorHash(self.vector)
 
     def credit(self, upto: int) -> None:
         """Takes a credit: the receiver has room up to this block. An older credit changes nothing."""
@@ -62,8 +84,7 @@ class OutgoingVector:
             index = self.sent
             self.sent += 1
             yield index, flat[index * BLOCK_BYTES : (index + 1) * BLOCK_BYTES]
-            if not self.digest:
-                self._hash_upto(index + 1)
+            self._hash.upto(index + 1)
 
     @property
     def _blocks_ready(self) -> int:
@@ -78,13 +99,7 @@ class OutgoingVector:
 
     def end(self) -> str:
         """The hash that the END carries."""
-        if not self.digest:
-            self._hash_upto(block_count(len(self.vector)))
-        return self.digest or self._hash.hexdigest()
-
-    def _hash_upto(self, blocks: int) -> None:
-        self._hash.update(_bytes(self.vector)[self._hashed * BLOCK_BYTES : blocks * BLOCK_BYTES])
-        self._hashed = max(self._hashed, blocks)
+        return self._hash.end()
 
 
 @dataclass

@@ -102,9 +102,9 @@ class Office:
         with suppress(OSError):
             _ip("-n", self.node(name), "rule", "del", *DATA_BLOCKED)
 
-    def slow(self, name: str, mbit: float, *, buffer_kb: int = 32) -> None:
+    def slow(self, name: str, mbit: float, *, buffer_kb: int = 32, burst_kb: int = 8) -> None:
         """Slows a cable down to so many Mbit/s each way, with a queue of so many KB in front."""
-        rate = ("tbf", "rate", f"{mbit}mbit", "burst", "8kb", "limit", f"{buffer_kb}kb")
+        rate = ("tbf", "rate", f"{mbit}mbit", "burst", f"{burst_kb}kb", "limit", f"{buffer_kb}kb")
         for direction in (UP, DOWN):
             _tc(self.cables, self._end(name, direction), *rate)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mlxdist.coordinator.config.hosts import local_hosts
-from mlxdist.coordinator.fleet.launch import LocalNodes
+from mlxdist.coordinator.launch.starts import local_starts
+from mlxdist.coordinator.launch.supervisors import Supervisors
 from mlxdist.coordinator.storage.node_log import append_line
 from mlxdist.node.process import LINE_CHARS, UNSEEN_LINES, Worker
 from mlxdist.node.supervisor import Supervisor
@@ -148,8 +148,8 @@ def test_fifty_joins_and_leaves_leave_no_file_open(model: Path) -> None:
 @pytest.mark.timeout(60)
 def test_nodes_that_hang_are_gone_after_the_coordinator_has_stopped_them(tmp_path: Path) -> None:
     """A stopped process ignores the end of its input and SIGTERM; only SIGKILL ends it."""
-    nodes = LocalNodes(tmp_path, stop_seconds=0.2, restart_seconds=1.0)
-    nodes.start(local_hosts(3).nodes, free_ports())
+    nodes = Supervisors("run", stop_seconds=0.2, restart_seconds=1.0)
+    nodes.start(local_starts(3, free_ports()))
     hung = [psutil.Process(process.pid) for process in nodes.processes.values()]
     for process in hung[:2]:  # the third one leaves by itself
         process.suspend()

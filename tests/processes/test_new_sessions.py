@@ -136,7 +136,13 @@ class Idle(Worker):
         self.sessions: list[m.SessionId] = []
 
     def order(
-        self, endpoint: str, name: str, session: m.SessionId, memory_limit_bytes: int, keys: object = None
+        self,
+        endpoint: str,
+        name: str,
+        session: m.SessionId,
+        memory_limit_bytes: int,
+        keys: object = None,
+        model: str = "",
     ) -> None:
         self.sessions.append(session)
 

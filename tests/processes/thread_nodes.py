@@ -65,7 +65,13 @@ class ThreadWorker(Worker):
     thread: threading.Thread | None = None
 
     def order(
-        self, endpoint: str, name: str, session: m.SessionId, memory_limit_bytes: int, keys: object = None
+        self,
+        endpoint: str,
+        name: str,
+        session: m.SessionId,
+        memory_limit_bytes: int,
+        keys: object = None,
+        model: str = "",
     ) -> None:
         self.orders.put(Order(endpoint, name, session, memory_limit_bytes))
 

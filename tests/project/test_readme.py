@@ -27,7 +27,7 @@ def test_the_run_and_the_hosts_of_the_readme_are_accepted(tmp_path: Path) -> Non
     assert (config.method, config.batch.size, config.train.epochs) == ("sft", 6, 4)
     hosts = load_hosts(tmp_path / "hosts.toml")
     assert hosts.run == tmp_path / "run.toml"
-    assert [node.name for node in hosts.nodes] == ["one", "two", "three"]
+    assert [node.name for node in hosts.nodes] == ["mini-1", "here"]
 
 
 def test_the_rows_of_the_readme_are_json() -> None:

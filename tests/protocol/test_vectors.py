@@ -16,6 +16,7 @@ from mlxdist.protocol.vectors import (
     IncomingVector,
     OutgoingVector,
     Vector,
+    VectorHash,
     block_count,
     digest,
 )
@@ -210,4 +211,10 @@ def test_swapped_blocks_of_the_same_size_are_refused() -> None:
 
 
 def test_a_vector_that_goes_to_many_is_hashed_once() -> None:
-    assert OutgoingVector(1, vector_of(1), digest="given").end() == "given"
+    vector = vector_of(max(LENGTHS))
+    shared = VectorHash(vector)
+    senders = [OutgoingVector(stream, vector, shared) for stream in range(3)]
+    for sender, upto in zip(senders, (2, 1, 3), strict=True):
+        sender.credit(upto)
+        assert len(list(sender.blocks())) == min(upto, block_count(len(vector)))
+    assert {sender.end() for sender in senders} == {digest(vector)}

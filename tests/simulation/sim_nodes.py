@@ -93,7 +93,13 @@ class SimWorker(MemoryWorker, Worker):
     # ---- for its supervisor
 
     def order(
-        self, endpoint: str, name: str, session: m.SessionId, memory_limit_bytes: int, keys: object = None
+        self,
+        endpoint: str,
+        name: str,
+        session: m.SessionId,
+        memory_limit_bytes: int,
+        keys: object = None,
+        model: str = "",
     ) -> None:
         """Goes to a coordinator, with this session."""
         if self.exit is None:

@@ -12,7 +12,7 @@ from mlxdist.coordinator.schedule.node_speeds import TransferTimes
 from mlxdist.coordinator.schedule.rounds import Assignment, Request
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.leaves import pack_leaf
-from mlxdist.protocol.vectors import OutgoingVector, Vector, block_count, digest
+from mlxdist.protocol.vectors import OutgoingVector, Vector, VectorHash, block_count
 
 
 @dataclass
@@ -20,27 +20,27 @@ class Downloads:
     """The vectors to send, and those under way by node and stream. A node's worker says what it has."""
 
     times: TransferTimes
-    adapter: tuple[int, Vector, str] | None = None  # version, values, digest
-    reference: tuple[Vector, str] | None = None
+    adapter: tuple[int, VectorHash] | None = None  # version, and the values with their hash
+    reference: VectorHash | None = None
     _under_way: dict[tuple[str, int], OutgoingVector] = field(default_factory=dict)
     _streams: int = 0
 
     def set_adapter(self, version: int, vector: Vector) -> None:
         """Sets the adapter that is sent from now on. `vector` must not change afterwards."""
-        self.adapter = (version, vector, digest(vector))
+        self.adapter = (version, VectorHash(vector))
 
     def set_reference(self, vector: Vector) -> None:
         """Sets the reference's adapter. `vector` must not change afterwards."""
-        self.reference = (vector, digest(vector))
+        self.reference = VectorHash(vector)
 
     def adapters_to(self, node: Node, now: float) -> list[Send]:
         """Offers both adapters, as far as the worker does not have them: the reference first, for all work needs it."""
         offers = self.reference_to(node, now)
         if self.adapter is not None:
-            version, vector, hashed = self.adapter
+            version, hashed = self.adapter
             if node.worker.adapter_version != version:
                 node.worker.adapter_version = version
-                offers.append(self._offer(node, "adapter", version, vector, hashed, now))
+                offers.append(self._offer(node, "adapter", version, hashed, now))
         return offers
 
     def reference_to(self, node: Node, now: float) -> list[Send]:
@@ -48,7 +48,7 @@ class Downloads:
         if self.reference is None or node.worker.has_reference:
             return []
         node.worker.has_reference = True
-        return [self._offer(node, "reference", 0, *self.reference, now)]
+        return [self._offer(node, "reference", 0, self.reference, now)]
 
     def assignment_to(self, node: Node, request: Request, assignment: Assignment, now: float) -> list[Send]:
         """Sends an assignment with its rows, behind the adapters that it needs."""
@@ -105,8 +105,9 @@ class Downloads:
         """Forgets what is under way to a node whose worker is gone."""
         self._under_way = {key: vector for key, vector in self._under_way.items() if key[0] != name}
 
-    def _offer(self, node: Node, kind: str, version: int, vector: Vector, hashed: str, now: float) -> Send:
+    def _offer(self, node: Node, kind: str, version: int, hashed: VectorHash, now: float) -> Send:
         self._streams += 1
+        vector = hashed.vector
         self._under_way[node.name, self._streams] = OutgoingVector(self._streams, vector, hashed)
         self.times.begin("down", node.name, self._streams, now, version if kind == "adapter" else -1)
         offer = m.VectorOffer(node.session, self._streams, kind, version, len(vector), slice_stop=len(vector))

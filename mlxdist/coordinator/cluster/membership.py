@@ -260,5 +260,8 @@ class Membership:
         """Notes that a supervisor that the coordinator had started has ended; `final`: it is not started again."""
         if final:
             self.given_up.setdefault(name, error)
-        node = self.nodes.get(name)
-        return self.lose(node, NodeEvent.LOST, "its supervisor ended") if node is not None and not node.gone else []
+        node, cause = self.nodes.get(name), str(error).removeprefix(f"{name}: ")
+        if node is not None and not node.gone:
+            return self.lose(node, NodeEvent.LOST, cause)
+        state = node.state.value if node is not None else "not started"
+        return [NodeNews(name, state, cause, action="" if final else "it is tried again")]

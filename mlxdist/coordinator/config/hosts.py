@@ -1,26 +1,23 @@
-"""hosts.toml: the Macs of a cluster, and where its coordinator runs.
-
-`load_hosts` reads every key. `local_only` refuses the ones that this version cannot serve yet.
-"""
+"""hosts.toml: the Macs of a cluster, and where its coordinator runs."""
 
 import ipaddress
 import os
 import re
 import socket
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_type_hints
 
+import psutil
 from msgspec import Meta
 
 from mlxdist.coordinator.config.field_types import Text, checked, shown
 from mlxdist.coordinator.config.paths import absolute
 from mlxdist.coordinator.config.toml_file import TomlFile, raise_faults, read_toml
 from mlxdist.coordinator.config.unknown_keys import nearest
-from mlxdist.protocol.errors import ConfigError, NotYetError
+from mlxdist.protocol.errors import ConfigError
 from mlxdist.protocol.untrusted import NODE_NAME
 
 HOSTS_FILE = "hosts.toml"
@@ -41,8 +38,8 @@ Interpreter = Annotated[str, Meta(pattern="^(/|$)", description="an absolute pat
 class CoordinatorHost:
     """[coordinator]: where the coordinator runs and listens."""
 
-    host: Text = "localhost"  # the Mac that it runs on
-    bind: Text = "auto"  # address to listen on; auto = loopback; * = every address; beyond loopback, encrypted
+    host: Text = "localhost"  # the Mac that it runs on; another one: launch is a viewer
+    bind: Text = "auto"  # auto = loopback, and the addresses by which the hosts see us; * = every address
     port: Annotated[int, Meta(ge=1024, le=65534)] | Literal[0] = 0  # control; data is the next one; 0 = two free ones
     min_nodes: Annotated[int, Meta(ge=1)] = 1  # the run waits while fewer nodes are ready
     mixed: Literal["spare", "allow"] = "spare"  # what becomes of a node with other last bits than the run's nodes
@@ -55,11 +52,12 @@ class NodeSpec:
     name: Name  # stable and unique; default: the host, with -2, -3 … for further nodes on it
     host: Text  # what ssh takes, or localhost
     user: str = ""  # for ssh; "" = as ssh's own configuration says
-    python: Interpreter = ""  # absolute path of the interpreter on that host; "" = the coordinator's own
-    workdir: str = ""  # folder on that host for logs and caches; "" = the coordinator's choice
-    model: str = ""  # folder of the model on that host; "" = as the run says
+    python: Interpreter = ""  # absolute path of the interpreter there; "" = that of sync, here the coordinator's
+    workdir: str = ""  # folder on that host, all of ours lies in it; "" = ~/mlxdist
+    model: str = ""  # folder of the model on that host; "" = the one of sync, else as the run says
     memory_limit_gb: Annotated[float, Meta(ge=0)] = 0.0  # GB (10^9 bytes) for MLX; 0 = what the machine allows
     transport: Literal["tcp", "ssh"] = "tcp"  # ssh: both connections go through ssh -R
+    ssh_options: tuple[str, ...] = ()  # words for ssh before its own: ["-F", "/path/config"]
     caffeinate: bool = True  # keeps the Mac awake while it works (macOS only)
 
 
@@ -72,21 +70,6 @@ class Hosts:
     nodes: tuple[NodeSpec, ...]
 
 
-# Values that need a feature of a later version: (test of a value, sentence when it needs the feature).
-# Delete an entry when its feature lands; nothing else needs to change.
-NOT_YET: Mapping[str, tuple[Callable[[Any], bool], str]] = MappingProxyType(
-    {
-        "coordinator.host": (lambda host: not is_local(host), "starting the coordinator on another Mac"),
-        "nodes.host": (lambda host: not is_local(host), 'launching over ssh; until then host = "localhost"'),
-        "nodes.user": (bool, "launching over ssh"),
-        "nodes.python": (bool, "an interpreter of its own for a node"),
-        "nodes.workdir": (bool, "a work folder of its own for a node"),
-        "nodes.model": (bool, "a model folder of its own for a node"),
-        "nodes.transport": (lambda transport: transport != "tcp", "connections through ssh"),
-    }
-)
-
-
 def local_hosts(count: int) -> Hosts:
     """Returns `count` nodes on this machine, the cluster of a launch without hosts.toml."""
     names = ["localhost", *(f"localhost-{number}" for number in range(2, count + 1))]
@@ -95,9 +78,23 @@ def local_hosts(count: int) -> Hosts:
 
 
 def is_local(host: str) -> bool:
-    """Returns True when `host` is a loopback name or this machine's own name. No name is looked up."""
+    """Returns True when `host` is a loopback name, or this machine's own name or address. No name is looked up."""
     here = socket.gethostname().lower().removesuffix(".local")
-    return host.lower() in LOCAL or host.lower().removesuffix(".local") == here
+    if host.lower() in LOCAL or host.lower().removesuffix(".local") == here:
+        return True
+    return is_ip(host) and bool(own_address(host, own_addresses()))
+
+
+def own_addresses() -> list[str]:
+    """Returns the addresses of this machine, link-local ones with their zone."""
+    families = (socket.AF_INET, socket.AF_INET6)
+    return [each.address for every in psutil.net_if_addrs().values() for each in every if each.family in families]
+
+
+def own_address(address: str, own: Sequence[str]) -> str:
+    """Returns the one of our addresses that is `address`, with our zone instead of another host's; "" for none."""
+    bare = address.partition("%")[0]
+    return next((each for each in own if each.partition("%")[0] == bare and bare), "")
 
 
 def is_loopback(bind: str) -> bool:
@@ -113,20 +110,6 @@ def listening_address(bind: str) -> str:
 def dialed_address(bind: str) -> str:
     """Returns the address at which nodes on this machine reach a coordinator that listens on `bind`."""
     return "127.0.0.1" if bind in ("*", "0.0.0.0") else "::1" if bind == "::" else listening_address(bind)
-
-
-def local_only(hosts: Hosts) -> None:
-    """Raises NotYetError, with every reason, when `hosts` needs more than nodes on this machine."""
-    parts: list[tuple[str, str, CoordinatorHost | NodeSpec]] = [("coordinator", "[coordinator]", hosts.coordinator)]
-    parts += [("nodes", f'node "{node.name}"', node) for node in hosts.nodes]
-    faults = []
-    for table, title, part in parts:
-        for key in fields(part):
-            value = getattr(part, key.name)
-            needs, sentence = NOT_YET.get(f"{table}.{key.name}", (None, ""))
-            if needs and needs(value):
-                faults.append(f"{title}: {key.name} = {shown(value)}: not yet: {sentence}")
-    raise_faults(faults, NotYetError)
 
 
 def load_hosts(path: Path) -> Hosts:
@@ -232,9 +215,9 @@ def _address(key: str, value: Any, *, user_key: bool) -> Any:
     if key == "host" and user_key and "@" in value:
         user, _, bare = value.partition("@")
         raise ValueError(f'the user is a key of its own: user = "{user}", host = "{bare}"')
-    if key == "host" and not HOST.fullmatch(value) and not _is_ip(value):
+    if key == "host" and not HOST.fullmatch(value) and not is_ip(value):
         raise ValueError("must be a name or address as ssh takes it, without user or port")
-    if key == "bind" and value not in ("auto", "*", "localhost") and not _is_ip(value):
+    if key == "bind" and value not in ("auto", "*", "localhost") and not is_ip(value):
         raise ValueError('must be "auto", "*" or an IP address of the coordinator')
     return value
 
@@ -244,7 +227,8 @@ def _nearest(key: str, known: Sequence[str]) -> str:
     return f"the nearest is {near}" if near else f"there are {', '.join(known)}"
 
 
-def _is_ip(text: str) -> bool:
+def is_ip(text: str) -> bool:
+    """Returns True for an IPv4 or IPv6 address, with or without a zone."""
     try:
         ipaddress.ip_address(text)
     except ValueError:

@@ -144,6 +144,7 @@ class TimingConfig:
     restart_seconds: Positive = (
         1.0  # before an ended worker is started again; doubled each time, up to 60 times as long
     )
+    away_seconds: Positive = 300.0  # without a word from the coordinator; then a launched node leaves
     start_timeout: Positive = 600.0  # seconds for all nodes to be ready; then min_nodes are enough
     stop_seconds: Positive = 10.0  # between asking a process to end and killing it
 

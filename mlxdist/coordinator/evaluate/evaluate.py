@@ -19,6 +19,7 @@ from mlxdist.coordinator.data.sources import find, find_split
 from mlxdist.coordinator.encode.row_errors import Fault, skipped
 from mlxdist.coordinator.evaluate.judge import Candidate, Judged, judge
 from mlxdist.coordinator.fleet.access import SERVER_KEY, Access, open_access
+from mlxdist.coordinator.launch.roster import look_at_hosts
 from mlxdist.coordinator.memory.fit import node_limits, this_machine
 from mlxdist.coordinator.memory.node_memory import NodeMemory
 from mlxdist.coordinator.methods.kinds import KINDS
@@ -30,7 +31,7 @@ from mlxdist.coordinator.storage.saved_adapters import SavedAdapter, choose_adap
 from mlxdist.coordinator.storage.sealed import read_sealed
 from mlxdist.coordinator.training.initial_adapter import start_from
 from mlxdist.coordinator.training.nodes import started_nodes
-from mlxdist.coordinator.training.prepare import Prepared
+from mlxdist.coordinator.training.prepare import Prepared, machines_of
 from mlxdist.coordinator.training.resume import saved_reference
 from mlxdist.coordinator.training.state import FILE
 from mlxdist.keys.store import KeyStore
@@ -99,12 +100,16 @@ def evaluate(
     rows = read_rows(run, config, question.data, report.stage)
     spec = run_spec(config)
     notes = [*rows.notes, *changes(run, spec.numerics_id, None if question.data else rows.rows)]
-    limits = node_limits(hosts.nodes, this_machine())
-    memory = NodeMemory(limits={node.name: limits[node.name][0] for node in hosts.nodes if node.memory_limit_gb})
+    roster = look_at_hosts(hosts, config.model)
+    for sentence in roster.sentences:
+        report.note(sentence)
+    limits = node_limits(roster.ready, this_machine(), machines_of(roster))
+    memory = NodeMemory(limits={node.name: limits[node.name][0] for node in roster.ready if node.memory_limit_gb})
     dataset = Dataset(rows.rows, rows.rows, (), 0)
     prepared = Prepared(config, spec, dataset, None, memory, None, {}, (), ())
-    access = None if question.insecure_lan or is_loopback(hosts.coordinator.bind) else access_of(run)
-    with started_nodes(prepared, hosts, work_folder(run), report, clock, access) as fleet:
+    alone = is_loopback(hosts.coordinator.bind) and not roster.seen
+    access = None if question.insecure_lan or alone else access_of(run)
+    with started_nodes(prepared, hosts, roster, work_folder(run), report, clock, access) as fleet:
         loaded = fleet.wait_for_model()
         same_base(run, loaded.model_hash)
         if reference is not None:
@@ -112,7 +117,7 @@ def evaluate(
         candidates = candidates_of(adapters, loaded.manifest, config.lora.scale)
         fleet.send_adapter(0, candidates[0].adapter)
         needed = hosts.coordinator.min_nodes
-        fleet.wait_for_nodes(max(len(hosts.nodes), needed), needed, config.timing.start_timeout)
+        fleet.wait_for_nodes(max(len(roster.ready), needed), needed, config.timing.start_timeout)
         promise = fleet.begin_promise(1, None)
         if promise.kind == TOLERANCE:  # nodes of several kinds: the last digits may differ the next time
             notes.append(promise.sentence)

@@ -6,14 +6,14 @@ a slow disk delays a message. Without a thread (`threaded=False`) the caller car
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
 from mlxdist.coordinator.cluster.audit import Answer, Audit, TaintedError, answer_of, with_rows
 from mlxdist.coordinator.cluster.cluster import Cluster
 from mlxdist.coordinator.cluster.events import NodeNews
-from mlxdist.coordinator.fleet.launch import Ended
+from mlxdist.coordinator.fleet.ended import Ended, Printed
 from mlxdist.coordinator.fleet.sleep_detector import Absence
 from mlxdist.coordinator.schedule.rounds import Request, Round, RowOutputs
 from mlxdist.protocol.errors import NodeError
@@ -38,13 +38,13 @@ class Fleet:
         hub: Hub,
         *,
         on_news: Callable[[NodeNews], None] = lambda news: None,
-        watch: Callable[[], Iterable[Ended]] = tuple,
+        watch: Callable[[], Iterable[Ended | Printed]] = tuple,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         audit: Audit | None = None,
         threaded: bool = True,
     ) -> None:
-        """`on_news` is called in the caller's thread while it waits; `watch` reports supervisors that ended."""
+        """`on_news` is called in the caller's thread while it waits; `watch` gives the supervisors' lines and ends."""
         self._cluster, self._hub, self._clock = cluster, hub, clock
         self._on_news, self._watch, self._audit = on_news, watch, audit or Audit()
         self._changed = threading.Condition()
@@ -172,6 +172,11 @@ class Fleet:
             speeds = {node.name: node.speed.tokens_per_second for node in self._cluster.ready()}
         return {name: speed for name, speed in speeds.items() if speed}
 
+    def hosts_and_canaries(self) -> dict[str, tuple[Mapping[str, str], tuple[str, ...]]]:
+        """Returns the facts on its host and the digests of the canary, by name, of each node that has answered it."""
+        with self._changed:
+            return {name: (node.host, node.canary) for name, node in self._cluster.nodes.items() if node.canary}
+
     def close(self, reason: str) -> None:
         """Says goodbye to all nodes, waits a moment for their answers, and closes the ports."""
         with self._changed:
@@ -215,8 +220,8 @@ class Fleet:
         """Waits until `look`, called under the lock, finds something. Raises the cluster's failure."""
         while True:
             with self._changed:
-                for ended in self._watch():
-                    self._cluster.supervisor_ended(ended.name, ended.error, ended.final)
+                for event in self._watch():
+                    self._note(event)
                 failure, found = self._cluster.failure, None
                 if failure is None:
                     found = look()
@@ -231,6 +236,13 @@ class Fleet:
                 return found
             if self._thread is None:
                 self._pump(0.0)
+
+    def _note(self, event: Ended | Printed) -> None:
+        match event:
+            case Ended(name=name, error=error, final=final):
+                self._cluster.supervisor_ended(name, error, final)
+            case Printed(name=name, line=line):
+                self._cluster.news.append(NodeNews(name, "", line, log=True))
 
     def _all_left(self) -> bool:
         return all(node.gone for node in self._cluster.nodes.values())

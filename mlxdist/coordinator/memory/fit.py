@@ -62,19 +62,24 @@ def this_machine() -> Machine:
     return Machine(memory.total, memory.available, platform.system())
 
 
-def node_limits(nodes: Sequence[NodeSpec], machine: Machine) -> dict[str, tuple[int, int]]:
+def node_limits(
+    nodes: Sequence[NodeSpec], machine: Machine, elsewhere: Mapping[str, Machine] | None = None
+) -> dict[str, tuple[int, int]]:
     """Returns, by node, the bytes that it may use and the bytes free now.
 
-    Nodes on this machine share it: those without memory_limit_gb get equal parts. Of a node elsewhere only its
-    memory_limit_gb is known; without one it is left out.
+    Nodes on one machine share it: those without memory_limit_gb get equal parts. `elsewhere`: the machines of nodes on
+    other hosts, by node. Of a node whose machine is not known only its memory_limit_gb is; without one it is left out.
     """
-    here = sum(is_local(node.host) for node in nodes)
+    places = {node.name: "" if is_local(node.host) else node.host for node in nodes}
     known = {}
     for node in nodes:
-        if is_local(node.host):
-            shared = usable_bytes(machine.total, machine.system) // here
-            limit = limit_bytes(node.memory_limit_gb, machine.total, machine.system) if node.memory_limit_gb else shared
-            known[node.name] = (limit, min(limit, machine.available // here))
+        place = places[node.name]
+        there = (elsewhere or {}).get(node.name) if place else machine
+        if there is not None:
+            sharing = list(places.values()).count(place)
+            shared = usable_bytes(there.total, there.system) // sharing
+            limit = limit_bytes(node.memory_limit_gb, there.total, there.system) if node.memory_limit_gb else shared
+            known[node.name] = (limit, min(limit, there.available // sharing))
         elif node.memory_limit_gb:
             limit = int(node.memory_limit_gb * GB)
             known[node.name] = (limit, limit)
@@ -127,12 +132,18 @@ def memory_need(
     return MemoryNeed(shape, leaf, settings, model)
 
 
-def fit(config: RunConfig, rows: Sequence[Rows], nodes: Sequence[NodeSpec], machine: Machine) -> Fitted:
-    """Returns the configuration with "auto" resolved for the smallest node.
+def fit(
+    config: RunConfig,
+    rows: Sequence[Rows],
+    nodes: Sequence[NodeSpec],
+    machine: Machine,
+    elsewhere: Mapping[str, Machine] | None = None,
+) -> Fitted:
+    """Returns the configuration with "auto" resolved for the smallest node. `elsewhere`: as `node_limits` takes it.
 
     Raises ConfigError for a node that cannot hold the run.
     """
-    limits = node_limits(nodes, machine)
+    limits = node_limits(nodes, machine, elsewhere)
     free = free_bytes(nodes, limits)
     try:
         folder = find_model(config.model)

@@ -36,6 +36,7 @@ from mlxdist.coordinator.report.format import (
 from mlxdist.coordinator.report.goodput import Ledger, LostTime
 from mlxdist.coordinator.report.history import BestVal, read_history, trim_metrics
 from mlxdist.coordinator.report.news_filter import NewsFilter
+from mlxdist.coordinator.report.printed_lines import PrintedLines
 from mlxdist.coordinator.report.summary import Ending, Results, Told, summary_of
 from mlxdist.coordinator.storage.run_folder import RunFolder, finite, write_json
 from mlxdist.protocol.errors import SaveError
@@ -81,6 +82,7 @@ class Reporter:
         self._best: BestVal | None = None
         self._peak_gb: float | None = None
         self._filter = NewsFilter()
+        self._printed = PrintedLines()
         self._ledger = Ledger()
         self._stage: tuple[str, float | None] = ("", None)
         self._lock = threading.Lock()
@@ -192,6 +194,13 @@ class Reporter:
             },
         )
         self._display.node(name, state, message, stays=importance.stays)
+
+    def printed(self, name: str, line: str) -> None:
+        """Shows a line that a node has printed, as long as they are few; its log has them all."""
+        with self._lock:
+            lines = self._printed.shown(name, line, self._clock())
+        for each in lines:
+            self._display.say(each)
 
     def paused(self, news: NodeNews) -> None:
         """Tells that the run waits for nodes (state "paused"), or goes on after `news.seconds`."""

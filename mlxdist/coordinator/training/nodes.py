@@ -12,11 +12,14 @@ from mlxdist.coordinator.cluster.audit import Audit
 from mlxdist.coordinator.cluster.cluster import Cluster
 from mlxdist.coordinator.cluster.events import NodeNews
 from mlxdist.coordinator.cluster.settings import ClusterSettings
-from mlxdist.coordinator.config.hosts import Hosts, dialed_address, is_loopback, listening_address
+from mlxdist.coordinator.config.hosts import Hosts, is_loopback, own_addresses
 from mlxdist.coordinator.fleet.access import Access
+from mlxdist.coordinator.fleet.ended import Printed
 from mlxdist.coordinator.fleet.fleet import Fleet
-from mlxdist.coordinator.fleet.launch import LocalNodes
 from mlxdist.coordinator.fleet.sockets import RouterHub
+from mlxdist.coordinator.launch.roster import Roster, listening
+from mlxdist.coordinator.launch.starts import starts_of
+from mlxdist.coordinator.launch.supervisors import Supervisors
 from mlxdist.coordinator.report.format import count
 from mlxdist.coordinator.report.reporter import Reporter
 from mlxdist.coordinator.storage.node_log import append_line
@@ -32,35 +35,41 @@ from mlxdist.protocol.transport import CONTROL, DATA
 def started_nodes(
     prepared: Prepared,
     hosts: Hosts,
+    roster: Roster,
     folder: RunFolder,
     report: Reporter,
     clock: Callable[[], float],
     access: Access | None = None,
 ) -> Iterator[Fleet]:
-    """Opens the ports, starts the nodes of `hosts`, and gives the fleet that they join while the block lasts.
+    """Opens the ports, starts the nodes of `roster`, and gives the fleet that they join while the block lasts.
 
     The nodes are told how the block ended. With `access` all connections are encrypted.
 
     Raises UserError for ports that cannot be opened.
     """
-    config, bind = prepared.config, hosts.coordinator.bind
-    hub = RouterHub([listening_address(bind)], hosts.coordinator.port, access)
-    nodes = LocalNodes(folder.logs, config.timing.stop_seconds, config.timing.restart_seconds, clock)
+    timing, bind = prepared.config.timing, hosts.coordinator.bind
+    addresses = listening(hosts, roster, own_addresses())
+    hub = RouterHub(addresses, hosts.coordinator.port, access)
+    nodes = Supervisors(prepared.config.output.name, timing.stop_seconds, timing.restart_seconds, clock)
     promises = PromiseFile(folder, report)
     fleet = Fleet(
-        Cluster(cluster_settings(prepared, hosts, hub.ports[DATA])),
+        Cluster(cluster_settings(prepared, hosts, roster, hub.ports[DATA])),
         hub,
         on_news=lambda news: tell(news, report, folder, promises),
         watch=nodes.watch,
         clock=clock,
-        audit=Audit(config.train.audit, config.batch.seed),
+        audit=Audit(prepared.config.train.audit, prepared.config.batch.seed),
     )
     reason = "the run failed"
     try:
-        report.stage(f"starting {count(len(hosts.nodes), 'node')}" if hosts.nodes else "waiting for nodes")
-        if not is_loopback(bind):
-            report.note(how_to_join(bind, hub.ports[CONTROL], access))
-        nodes.start(hosts.nodes, hub.ports[CONTROL], dialed_address(bind), access)
+        report.stage(f"starting {count(len(roster.ready), 'node')}" if hosts.nodes else "waiting for nodes")
+        if beyond := [address for address in addresses if not is_loopback(address)]:
+            report.note(how_to_join(bind if bind != "auto" else beyond[0], hub.ports[CONTROL], access))
+        ready, later = (
+            starts_of(part, roster, hosts.coordinator, hub.ports, access, timing.away_seconds)
+            for part in (roster.ready, roster.later)
+        )
+        nodes.start(ready, later)
         yield fleet
         reason = "the run is over"
     except KeyboardInterrupt:
@@ -71,7 +80,8 @@ def started_nodes(
             fleet.close(reason)
         finally:
             promises.flush()
-            nodes.stop()
+            for event in nodes.stop():
+                write_log(event, report, folder)
 
 
 def how_to_join(bind: str, port: int, access: Access | None) -> str:
@@ -86,7 +96,7 @@ def how_to_join(bind: str, port: int, access: Access | None) -> str:
     return f"other Macs that were admitted (mlxdist nodes) join with: {command} --coordinator {access.server.public}"
 
 
-def cluster_settings(prepared: Prepared, hosts: Hosts, data_port: int) -> ClusterSettings:
+def cluster_settings(prepared: Prepared, hosts: Hosts, roster: Roster, data_port: int) -> ClusterSettings:
     """Returns the run as the cluster takes it."""
     return ClusterSettings(
         run=f"{prepared.config.output.name}-{uuid.uuid4().hex[:8]}",
@@ -97,23 +107,32 @@ def cluster_settings(prepared: Prepared, hosts: Hosts, data_port: int) -> Cluste
         timing=prepared.config.timing,
         min_nodes=hosts.coordinator.min_nodes,
         mixed=hosts.coordinator.mixed,
-        launched=frozenset(node.name for node in hosts.nodes),
+        launched=frozenset(node.name for node in roster.ready),
         memory=prepared.memory,
     )
 
 
+def write_log(printed: Printed, report: Reporter, folder: RunFolder) -> None:
+    """Writes a line that a node has printed to its log."""
+    try:
+        append_line(folder.logs / f"{printed.name}.log", printed.line)
+    except SaveError as error:
+        report.could_not_save("log", error)
+    else:
+        report.saved("log")
+
+
 def tell(news: NodeNews, report: Reporter, folder: RunFolder, promises: PromiseFile) -> None:
-    """Writes a node's own lines to its log and a new promise to config.json, and gives all other news to the report."""
+    """Writes a node's own lines to its log and shows some of them, and a new promise to config.json.
+
+    All other news go to the report.
+    """
     promises.flush()
     if news.promise is not None:
         promises.add(news.promise)
     elif news.log:
-        try:
-            append_line(folder.logs / f"{news.name}.log", news.message)
-        except SaveError as error:
-            report.could_not_save("log", error)
-        else:
-            report.saved("log")
+        write_log(Printed(news.name, news.message), report, folder)
+        report.printed(news.name, news.message)
     elif news.state == "awake":
         report.note(news.message)
     elif not news.name:

@@ -6,11 +6,11 @@ from datetime import datetime
 from pathlib import Path
 
 from mlxdist.coordinator.batch.batch_order import total_steps
-from mlxdist.coordinator.config.hosts import Hosts
 from mlxdist.coordinator.config.run_spec import run_spec
 from mlxdist.coordinator.config.schema import RunConfig
 from mlxdist.coordinator.data.load import Dataset, read
-from mlxdist.coordinator.memory.fit import fit, kept_settings, this_machine
+from mlxdist.coordinator.launch.roster import Roster
+from mlxdist.coordinator.memory.fit import Machine, fit, kept_settings, this_machine
 from mlxdist.coordinator.memory.model_files import files_of
 from mlxdist.coordinator.memory.node_memory import NodeMemory
 from mlxdist.coordinator.report.reporter import Reporter
@@ -29,6 +29,7 @@ from mlxdist.coordinator.training.resume import (
     saved_reference,
     seam_notes,
 )
+from mlxdist.protocol.budget import usable_bytes
 from mlxdist.protocol.messages import RunSpec
 
 
@@ -53,7 +54,7 @@ class Prepared:
 
 
 def prepare(
-    config: RunConfig, hosts: Hosts, folder: RunFolder, report: Reporter, *, resume: bool, previous: bool = False
+    config: RunConfig, roster: Roster, folder: RunFolder, report: Reporter, *, resume: bool, previous: bool = False
 ) -> Prepared:
     """Reads and checks everything that needs no node; files that are damaged are found before the rows are read.
 
@@ -80,7 +81,7 @@ def prepare(
     elif resume:
         notes = ["the run had ended before anything was saved, and starts again at its first step"]
     rows = [each for each in (dataset.train, dataset.valid) if each is not None]
-    fitted = fit(config, rows, hosts.nodes, this_machine())
+    fitted = fit(config, rows, roster.ready, this_machine(), machines_of(roster))
     spec = run_spec(fitted.config)
     if earlier is not None:
         check_same_bits(earlier, folder, spec.numerics_id)
@@ -95,3 +96,12 @@ def prepare(
         data_notes=(*notes, *dataset.notes),
         memory_notes=fitted.notes,
     )
+
+
+def machines_of(roster: Roster) -> dict[str, Machine]:
+    """Returns the machines of the hosts that were seen, by node; all that one may use counts as free."""
+    seen = {name: each for name, each in roster.seen.items() if each.memory_bytes}
+    return {
+        name: Machine(each.memory_bytes, usable_bytes(each.memory_bytes, each.system), each.system)
+        for name, each in seen.items()
+    }

@@ -1,6 +1,6 @@
 """The start of a run on its nodes: its method, its first or continued state, and what is said before the first step."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +11,14 @@ from mlxdist.coordinator.config.advice import learning_rate_advice
 from mlxdist.coordinator.config.hosts import Hosts
 from mlxdist.coordinator.config.schema import RunConfig, TrainConfig, as_json
 from mlxdist.coordinator.fleet.fleet import Fleet
+from mlxdist.coordinator.launch.looking import Seen
+from mlxdist.coordinator.launch.roster import Roster
 from mlxdist.coordinator.methods.kinds import KINDS
 from mlxdist.coordinator.methods.method import Method
 from mlxdist.coordinator.plan.estimates import busy_nodes, size_for_all
 from mlxdist.coordinator.report.format import count, duration_phrase, hours_phrase
 from mlxdist.coordinator.report.reporter import Reporter
+from mlxdist.coordinator.report.roster_view import RosterLine, bit_classes, roster_lines
 from mlxdist.coordinator.storage.run_folder import RunFolder, read_json, write_bytes, write_json
 from mlxdist.coordinator.storage.sealed import seal
 from mlxdist.coordinator.training import initial_adapter as adapters
@@ -34,10 +37,13 @@ from mlxdist.coordinator.training.resume import (
 from mlxdist.coordinator.training.schedule import schedule_phrase
 from mlxdist.coordinator.training.state import State, identity_of
 from mlxdist.protocol import manifest as manifests
+from mlxdist.protocol.budget import format_bytes
 from mlxdist.protocol.manifest import Manifest
 from mlxdist.protocol.methods import METHODS
 from mlxdist.protocol.numerics import Promise
+from mlxdist.protocol.untrusted import quoted
 from mlxdist.protocol.vectors import Vector
+from mlxdist.protocol.versions import PACKAGES
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,7 @@ class Start:
     promises: tuple[Promise, ...]  # the last one holds
 
 
-def start(prepared: Prepared, hosts: Hosts, folder: RunFolder, fleet: Fleet, report: Reporter) -> Start:
+def start(prepared: Prepared, hosts: Hosts, roster: Roster, folder: RunFolder, fleet: Fleet, report: Reporter) -> Start:
     """Waits for the model, sends the nodes the adapter of the first or continued state, and waits until they are ready.
 
     Raises UserError where the saved state does not belong to this model, and NodeError where too few nodes get ready.
@@ -73,11 +79,30 @@ def start(prepared: Prepared, hosts: Hosts, folder: RunFolder, fleet: Fleet, rep
         fleet.send_reference(vector)
     fleet.send_adapter(state.step, state.adapter)
     needed = hosts.coordinator.min_nodes
-    ready = fleet.wait_for_nodes(max(len(hosts.nodes), needed), needed, config.timing.start_timeout)
+    ready = fleet.wait_for_nodes(max(len(roster.ready), needed), needed, config.timing.start_timeout)
+    for line in roster_lines(shown_nodes(fleet.hosts_and_canaries(), roster)) if roster.seen else ():
+        report.note(line)
     before = earlier_promises(folder, state.step)
     promise = fleet.begin_promise(state.step + 1, before[-1] if before else None)
     promises = before if promise in before else (*before, promise)
     return Start(method, state, manifest, identity | facts, ready, promises)
+
+
+def shown_nodes(nodes: Mapping[str, tuple[Mapping[str, str], tuple[str, ...]]], roster: Roster) -> list[RosterLine]:
+    """Returns the nodes of a run as the roster shows them, by what each said of its host, and its canary's digests."""
+    order = list(roster.seen)
+    nodes = dict(sorted(nodes.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order)))
+    classes = bit_classes([canary for _, canary in nodes.values()])
+    lines = []
+    for (name, (host, _)), bits in zip(nodes.items(), classes, strict=True):
+        seen = roster.seen.get(name, Seen())
+        memory = host.get("memory_bytes", "")
+        amount = format_bytes(int(memory)) if memory.isdigit() and len(memory) < 19 else ""
+        system = quoted(host.get("system", ""), 40) if seen.system != "Darwin" else f"macOS {quoted(seen.release, 20)}"
+        mlxdist, mlx, mlx_lm = (quoted(seen.versions.get(each, ""), 20) for each in ("mlxdist", *PACKAGES))
+        where = quoted(host.get("host", ""), 40)
+        lines.append(RosterLine(name, where, quoted(seen.chip, 40), amount, system, mlxdist, mlx, mlx_lm, bits))
+    return lines
 
 
 def announce(prepared: Prepared, start: Start, folder: RunFolder, report: Reporter) -> None:

@@ -180,6 +180,14 @@ def test_nodes_on_one_machine_share_it() -> None:
     assert node_limits([NodeSpec(name="far", host="far")], LARGE) == {}
 
 
+def test_nodes_on_another_machine_share_that_one_once_it_was_seen() -> None:
+    nodes = [NodeSpec(name="here", host="localhost")] + [NodeSpec(name=each, host="far") for each in ("a", "b")]
+    far = Machine(16 * 2**30, usable_bytes(16 * 2**30, "Darwin"), "Darwin")
+    limits = node_limits(nodes, LARGE, {"a": far, "b": far})
+    assert limits["a"] == limits["b"] == (far.available // 2, far.available // 2)
+    assert limits["here"][0] == usable_bytes(LARGE.total, "Darwin")
+
+
 def test_a_limit_is_clamped_to_the_machine_and_a_small_mac_gives_two_thirds() -> None:
     total = 16 * 2**30
     assert limit_bytes(100.0, total, "Darwin") == total

@@ -1,0 +1,31 @@
+"""The files of a model that training needs, found on this machine, fetched from the hub when they are not."""
+
+from fnmatch import fnmatch
+from pathlib import Path
+
+from mlxdist.coordinator.launch.workdir import model_name
+from mlxdist.coordinator.memory.model_files import find_model
+from mlxdist.coordinator.sync.files import File
+from mlxdist.protocol.errors import UserError
+
+# No *.py: a model's own code is never run.
+PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.tiktoken", "*.txt", "*.jsonl")
+
+
+def model_files(model: str) -> tuple[File, ...]:
+    """Returns the files of a model, by folder or hub id, with their hashes.
+
+    A model that is not on this machine yet is fetched from the hub. Raises UserError.
+    """
+    folder = find_model(model) or _fetched(model)
+    found = [path for path in sorted(folder.iterdir()) if any(fnmatch(path.name, one) for one in PATTERNS)]
+    return tuple(File.of(f"models/{model_name(model)}/{path.name}", path) for path in found if path.is_file())
+
+
+def _fetched(model: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=list(PATTERNS)))
+    except Exception as error:
+        raise UserError(f'the model "{model}" is not on this machine and cannot be fetched: {error}') from error
