@@ -2,25 +2,20 @@
 
 import os
 import re
-import resource
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 import typer.core
 
 from mlxdist import __version__
-from mlxdist.keys.commands import key, known_nodes, this_mac
+from mlxdist.commands import begin, clusters, results
+from mlxdist.commands.keys import key, known_nodes, this_mac
+from mlxdist.commands.open_files import more_open_files
+from mlxdist.commands.options import AsJson, Changes, HostsFile, InsecureLan, NodeCount, RunFile, cluster_of
 from mlxdist.protocol.errors import MlxdistError, UserError
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from mlxdist.coordinator.config.hosts import Hosts
-
-OPEN_FILES = 4096
 
 app = typer.Typer(
     name="mlxdist",
@@ -32,32 +27,6 @@ app = typer.Typer(
 )
 app.command()(key)
 app.add_typer(known_nodes, name="nodes")
-
-
-def more_open_files(wanted: int = OPEN_FILES) -> None:
-    """Raises the soft limit of open files as far as the hard one lets it, for this process and those that it starts.
-
-    macOS starts programs with 256; a coordinator needs a few per node, and its connections come and go.
-
-    Raises UserError where the hard limit is below what mlx-lm sets when it is imported, and may not be raised.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY:
-        wanted = min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    if resource.RLIM_INFINITY != hard < OPEN_FILES:
-        _raise_hard_limit(wanted, hard)
-
-
-def _raise_hard_limit(soft: int, hard: int) -> None:
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, OPEN_FILES))
-    except (ValueError, OSError):
-        raise UserError(
-            f"this shell lets a program open {hard} files at most, and mlx-lm asks for {OPEN_FILES}: raise the hard "
-            f"limit (ulimit -Hn {OPEN_FILES}, as an administrator), or start mlxdist from a shell without it"
-        ) from None
 
 
 def open_closed_streams() -> None:
@@ -108,28 +77,6 @@ def _options(
     pass
 
 
-RunFile = Annotated[
-    Path | None, typer.Argument(metavar="RUN.TOML", help="The run's settings. Default: run.toml in this folder.")
-]
-HostsFile = Annotated[
-    Path | None, typer.Option(metavar="HOSTS.TOML", help="The Macs to train on. Default: this machine alone.")
-]
-NodeCount = Annotated[int | None, typer.Option(min=1, help="Nodes on this machine, instead of --hosts. Default: 1.")]
-Changes = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, as train.steps=20. May be given several times."),
-]
-InsecureLan = Annotated[
-    bool,
-    typer.Option(
-        "--insecure-lan",
-        help="Connect to other Macs without encryption and keys: everyone on the network can then read the training "
-        "data and the adapter, change the gradients, and end the run.",
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-
 class _Launch(typer.core.TyperCommand):
     """Lets --resume stand alone, for `--resume last`."""
 
@@ -159,6 +106,13 @@ def launch(
             "--resume previous: from the save before the last, where a damaged file makes that necessary.",
         ),
     ] = None,
+    mixed: Annotated[
+        Literal["spare", "allow"] | None,
+        typer.Option(
+            help="A node that joins with other last bits than the run's nodes: spare, used when no other is left, or "
+            "allow, used like any. Default: as hosts.toml says, else spare."
+        ),
+    ] = None,
     set_: Changes = None,
     sync_first: Annotated[
         bool, typer.Option("--sync", help="First put an equal environment and the model on every host.")
@@ -180,7 +134,7 @@ def launch(
         from mlxdist.coordinator.config.load import load_config
 
         more_open_files()
-        cluster = _cluster(hosts, nodes)
+        cluster = cluster_of(hosts, nodes, mixed)
         config = load_config(run or cluster.run, set_ or ())
         away = not is_local(cluster.coordinator.host)
         if (attach or stop) and not away:
@@ -190,12 +144,15 @@ def launch(
 
             if hosts is None:
                 raise UserError("--sync copies to the hosts of a file: name it, as --hosts hosts.toml")
-            _sync(cluster, config.model, Console(), clean=False)  # launch itself says which hosts can take part
+            clusters.synced(
+                cluster, config.model, Console(), clean=False
+            )  # launch itself says which hosts can take part
 
         if away and hosts is not None:
             from mlxdist.coordinator.launch.viewer import view
 
             options = [*(["--resume", resume] if resume else []), *(["--insecure-lan"] if insecure_lan else [])]
+            options += ["--mixed", mixed] if mixed else []
             sys.exit(view(config, cluster, hosts, run, set_ or (), options, attach=attach, stop=stop))
 
         from mlxdist.coordinator.run import run as train
@@ -266,7 +223,7 @@ def inspect(
         str,
         typer.Option(help="A model folder or hub id, in whose tokens lengths are counted. Default: characters."),
     ] = "",
-    method: Annotated[str, typer.Option(help="sft, dpo or kto. Default: the one that the first rows fit.")] = "",
+    method: Annotated[str, typer.Option(help="sft, dpo, kto or orpo. Default: the one that the first rows fit.")] = "",
     max_length: Annotated[
         int | None, typer.Option(min=2, help="Longer rows are cut to this, as by batch.max_length.")
     ] = None,
@@ -308,89 +265,9 @@ def plan(
     from mlxdist.coordinator.config.load import load_config
     from mlxdist.coordinator.plan.plan import PlanOptions, show_plan
 
-    cluster = _cluster(hosts, nodes)
+    cluster = cluster_of(hosts, nodes)
     config = load_config(run or cluster.run, set_ or ())
     sys.exit(show_plan(config, cluster, PlanOptions(tokens_per_second, link_gbit, json), Console()))
-
-
-hosts_app = typer.Typer(no_args_is_help=True, help="The file that lists the Macs of a cluster.")
-app.add_typer(hosts_app, name="hosts")
-
-
-@hosts_app.command("init")
-def hosts_init(
-    hosts: Annotated[
-        list[str] | None, typer.Argument(metavar="[USER@]HOST...", help="Default: list those that Bonjour finds.")
-    ] = None,
-    output: Annotated[Path, typer.Option(metavar="HOSTS.TOML", help="The file to write.")] = Path("hosts.toml"),
-    ssh_options: Annotated[str, typer.Option(metavar="WORDS", help="Words for ssh, as '-J gate -p 2222'.")] = "",
-) -> None:
-    """Look at Macs over ssh, and write a first hosts.toml with a key for each. Nothing is overwritten."""
-    import shlex
-
-    if not hosts:
-        from mlxdist.coordinator.launch.bonjour import nearby_hosts
-
-        found = nearby_hosts()
-        if not found:
-            raise UserError(
-                "no Mac with Remote Login was found in this network: name them, as mlxdist hosts init mini-1"
-            )
-        print("\n".join(found))
-        print(f"\nType, with those that you want:\n  mlxdist hosts init {shlex.join(found)}")
-        return
-    from mlxdist.coordinator.launch.hosts_init import describe, write_hosts
-    from mlxdist.keys.store import KeyStore
-
-    looked = write_hosts(output, hosts, shlex.split(ssh_options), KeyStore.of_user())
-    for one in looked:
-        print(f"{one.name}: {one.fault or describe(one.seen)}")
-    print(f"wrote {output}, and a key for each node; next, type: mlxdist sync --hosts {shlex.quote(str(output))}")
-    sys.exit(1 if any(one.fault for one in looked) else 0)
-
-
-@app.command()
-def sync(
-    hosts: Annotated[Path, typer.Option(metavar="HOSTS.TOML", help="The Macs to sync.")],
-    run: RunFile = None,
-    clean: Annotated[bool, typer.Option("--clean", help="Remove old environments and their files as well.")] = False,
-    set_: Changes = None,
-) -> None:
-    """Put an equal environment and the run's model on every host, over ssh. Only this Mac downloads."""
-    from rich.console import Console
-
-    from mlxdist.coordinator.config.hosts import load_hosts
-
-    cluster = load_hosts(hosts)
-    sys.exit(_sync(cluster, _model(cluster, run, set_), Console(), clean=clean))
-
-
-@app.command()
-def doctor(
-    hosts: Annotated[Path, typer.Option(metavar="HOSTS.TOML", help="The Macs to look at.")],
-    run: RunFile = None,
-    json: AsJson = False,
-    set_: Changes = None,
-) -> None:
-    """Look at every host and say what would keep it from training, with the cure. Exit code 1: a host is blocked."""
-    from rich.console import Console
-
-    from mlxdist.coordinator.config.hosts import load_hosts
-    from mlxdist.coordinator.doctor.doctor import examine
-    from mlxdist.coordinator.doctor.view import as_json, show
-    from mlxdist.coordinator.memory.model_files import find_model
-    from mlxdist.coordinator.sync.model_files import model_files
-    from mlxdist.protocol.versions import versions
-
-    more_open_files()
-    cluster = load_hosts(hosts)
-    model = _model(cluster, run, set_)
-    reports = examine(cluster, versions(), model, model_files(model) if model and find_model(model) else ())
-    if json:
-        print(as_json(reports))
-    else:
-        show(reports, Console())
-    sys.exit(int(any(report.blocked for report in reports)))
 
 
 @app.command()
@@ -404,27 +281,14 @@ def selfcheck(
     sys.exit(check(as_json=json))
 
 
-def _cluster(hosts: Path | None, nodes: int | None) -> "Hosts":
-    from mlxdist.coordinator.config.hosts import load_hosts, local_hosts
-
-    if hosts is not None and nodes is not None:
-        raise UserError("--nodes counts nodes on this machine, and --hosts lists them in a file: give one of the two")
-    return load_hosts(hosts) if hosts is not None else local_hosts(nodes or 1)
-
-
-def _model(cluster: "Hosts", run: Path | None, changes: Sequence[str] | None) -> str:
-    """Returns the model of the run that is named, by a file or by hosts.toml; "" where none is."""
-    from mlxdist.coordinator.config.load import load_config
-
-    return load_config(run or cluster.run, changes or ()).model if run or cluster.run else ""
-
-
-def _sync(cluster: "Hosts", model: str, console: "Console", *, clean: bool) -> int:
-    from mlxdist.coordinator.sync.downloads import cache_folder
-    from mlxdist.coordinator.sync.sync import sync as synced
-    from mlxdist.coordinator.sync.view import show
-
-    return show(synced(cluster, model, cache_folder(os.environ), clean_up=clean), console)
+app.command()(begin.init)
+app.add_typer(clusters.hosts, name="hosts")
+app.command()(clusters.sync)
+app.command()(clusters.doctor)
+app.command()(results.evaluate)
+app.command()(results.generate)
+app.command()(results.export)
+app.command()(results.runs)
 
 
 def _endpoint(text: str) -> tuple[str, int]:

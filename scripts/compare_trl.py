@@ -4,8 +4,8 @@
     python -m scripts.compare_trl --trl-python trl/bin/python
 
 Both train the same tiny llama in float32, with LoRA on the same modules from the same adapter, the same rows in the
-same order, AdamW with bias correction, cosine to 0, for 100 steps of DPO and of KTO. The losses must agree to 1e-3
-relative at every step; TRL with a mask that is off by one must not. TRL needs transformers 4 and mlx-lm needs
+same order, AdamW with bias correction, cosine to 0, for 100 steps of DPO, of KTO and of ORPO. The losses must agree to
+1e-3 relative at every step; TRL with a mask that is off by one must not. TRL needs transformers 4 and mlx-lm needs
 transformers 5, so there are two interpreters.
 """
 
@@ -27,7 +27,7 @@ from scripts.toy_preferences import MODULES, RANK, SCALE, write_adapter, write_m
 TOLERANCE = 1e-3
 ROWS, BATCH = 80, 4
 SETTINGS = {"learning_rate": 1e-3, "schedule": "cosine", "weight_decay": 0.01, "max_grad_norm": 1.0, "beta": 0.1}
-LOSS = {"dpo": "sigmoid", "kto": "kto"}
+LOSS = {"dpo": "sigmoid", "kto": "kto", "orpo": "orpo"}
 Steps = list[dict[str, float]]
 
 RUN_TOML = """
@@ -131,6 +131,7 @@ def main() -> None:
     """Prints the table; the exit status is 1 when a loss differs or the planted bug is not detected."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--trl-python", required=True, help="interpreter with trl, torch, peft and transformers 4")
+    parser.add_argument("--methods", nargs="+", choices=sorted(LOSS), default=sorted(LOSS))
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--json", type=Path, help="write every step's numbers there")
@@ -138,7 +139,7 @@ def main() -> None:
     ours_versions = {name: version(name) for name in ("mlxdist", "mlx", "mlx-lm")}
     record: dict[str, Any] = {**ours_versions}
     agreed = True
-    for method in ("dpo", "kto"):
+    for method in arguments.methods:
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch)
             prepare(folder, method, arguments.steps)

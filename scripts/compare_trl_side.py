@@ -18,7 +18,7 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from torch.utils.data import SequentialSampler
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
+from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer, ORPOConfig, ORPOTrainer
 
 Job = dict[str, Any]
 IGNORED = -100
@@ -59,13 +59,26 @@ def plant_mask(rows: Dataset, method: str) -> Dataset:
         labels[first - 1], labels[-1] = row["completion_input_ids"][first - 1], IGNORED
         return {"completion_labels": labels}
 
-    return rows.map(dpo if method == "dpo" else kto)
+    def orpo(row: dict[str, Any]) -> dict[str, Any]:
+        moved = {}
+        for branch in ("chosen", "rejected"):
+            labels = list(row[f"{branch}_labels"])
+            first = next(i for i, label in enumerate(labels) if label != IGNORED)
+            labels[first - 1], labels[-1] = row[f"{branch}_input_ids"][first - 1], IGNORED
+            moved[f"{branch}_labels"] = labels
+        return moved
+
+    return rows.map({"dpo": dpo, "kto": kto, "orpo": orpo}[method])
 
 
 def train(job: Job) -> list[dict[str, float]]:
     """Trains, and returns the unrounded loss and the metrics of every step under TRL's names."""
     method, settings = job["method"], job["settings"]
-    trainer_class, config_class = {"dpo": (DPOTrainer, DPOConfig), "kto": (KTOTrainer, KTOConfig)}[method]
+    trainer_class, config_class = {
+        "dpo": (DPOTrainer, DPOConfig),
+        "kto": (KTOTrainer, KTOConfig),
+        "orpo": (ORPOTrainer, ORPOConfig),
+    }[method]
 
     class Recorder(trainer_class):  # type: ignore[misc, valid-type]
         steps: list[dict[str, float]] = []  # noqa: RUF012
@@ -97,7 +110,7 @@ def train(job: Job) -> list[dict[str, float]]:
         adam_epsilon=1e-8,
         optim="adamw_torch",
         beta=settings["beta"],
-        loss_type=settings["loss"],
+        **({} if method == "orpo" else {"loss_type": settings["loss"]}),
         max_length=512,
         max_prompt_length=256,
         logging_steps=1,

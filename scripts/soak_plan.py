@@ -19,6 +19,7 @@ TIMING = {  # a fifth of the defaults, so that minutes have the faults of a nigh
     "suspect_seconds": 1.2,
     "return_seconds": 1.0,
     "dead_seconds": 3.0,
+    "data_seconds": 2.0,
     "progress_seconds": 6.0,
     "restart_seconds": 0.2,
     "stop_seconds": 2.0,

@@ -18,6 +18,7 @@ from mlxdist.protocol.vectors import Vector
 from mlxdist.protocol.wire import Frames, decode, encode
 from tests.coordinator.cluster.scripted_node import CANARY, VERSIONS, introduction
 
+MOST_RESTARTS = 2  # of a worker, by order of the coordinator
 LEAF_SECONDS = 0.1  # said of every leaf, so that no load of this machine moves the split
 
 
@@ -133,11 +134,16 @@ class MemoryWorker:
         match result:
             case (m.LeafAnswer() as answer, payload):
                 result = (msgspec.structs.replace(answer, seconds=self.leaf_seconds), payload)
+        result = self.altered(result)
         if result is None or not session.deliver(result):
             self.results.close()
             self.results = None
             session.done()
         self.flush()
+        return result
+
+    def altered(self, result: Result | None) -> Result | None:
+        """The result that is delivered in place of a right one; None ends the job."""
         return result
 
     def flush(self) -> None:
@@ -147,6 +153,10 @@ class MemoryWorker:
                 self.wire.send(encode(message, payload))
 
 
+class RestartedError(AssertionError):
+    """The coordinator has the worker of this node restarted again and again: it does something wrong."""
+
+
 class MemoryNode(MemoryWorker):
     """A worker that registers by itself; `host` is its description of its machine."""
 
@@ -154,7 +164,12 @@ class MemoryNode(MemoryWorker):
         super().__init__(name, hub, engine)
         self.refusal = ""  # what it was refused with
         self.control = hub.connect(CONTROL, name.encode(), self.hear_control)
-        self.control.send(encode(m.Register(m.PROTOCOL_VERSION, name, 0, dict(host))))
+        self.host, self.restarts = dict(host), 0
+        self.register()
+
+    def register(self) -> None:
+        """Asks to take part, with another worker each time."""
+        self.control.send(encode(m.Register(m.PROTOCOL_VERSION, self.name, 0, self.host)))
 
     def hear_control(self, frames: Frames) -> None:
         """Takes one message of the control connection."""
@@ -163,6 +178,12 @@ class MemoryNode(MemoryWorker):
                 self.refusal = reason
             case m.Accept(session=session):
                 self.begin(session)
+            case m.Restart():
+                self.restarts += 1
+                if self.restarts > MOST_RESTARTS:
+                    raise RestartedError(self.name)
+                self.hang_up()
+                self.register()
 
 
 class WorkerEndedError(Exception):
@@ -177,6 +198,7 @@ class PretendedEngine:
     gradient: Callable[[ComputeAssignment, int], Vector]
     row_outputs: Callable[[ComputeAssignment, int], Vector]
     fate: Callable[[int], str] = lambda leaf: ""  # of the worker at this leaf of the step: "crash", "nan" or ""
+    canary: tuple[str, ...] = CANARY
 
     def perform(self, job: Job, session: m.SessionId, progress: Callable[[str], None]) -> Results:
         """Yields the results of one job."""
@@ -184,7 +206,7 @@ class PretendedEngine:
             case LoadModel():
                 yield introduction(session, self.manifest), b""
             case ComputeCanary():
-                yield m.CanaryAnswer(session, CANARY), b""
+                yield m.CanaryAnswer(session, self.canary), b""
             case ComputeAssignment():
                 yield from self._compute(job, session)
             case Finish(refused=True):

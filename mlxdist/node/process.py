@@ -18,6 +18,7 @@ TAIL_LINES = 20
 UNSEEN_LINES = 1000  # kept until they can be sent to the coordinator; beyond that the oldest are left out
 LINE_CHARS = 4096  # a longer line is cut into several
 KILL_SECONDS = 5.0  # from the request to end until the worker is killed
+TAKES = "mlxdist worker takes order "  # printed by a worker with the number of the order; not shown to a person
 COMMAND = ("-u", "-m", "mlxdist.node.worker")  # of the interpreter
 
 
@@ -32,6 +33,8 @@ class Worker:
     lock: threading.Lock = field(default_factory=threading.Lock)
     reader: threading.Thread | None = None
     kill_seconds: float = KILL_SECONDS
+    given: int = 0  # orders
+    taken: int = 0  # the number of the order that it serves
 
     @classmethod
     def start(cls, environment: Mapping[str, str], command: Sequence[str] = COMMAND) -> "Worker":
@@ -57,6 +60,9 @@ class Worker:
 
     def printed(self, line: str) -> None:
         """Keeps a line that the worker printed."""
+        if line.startswith(TAKES) and (number := line.removeprefix(TAKES)).isdecimal():
+            self.taken = int(number[:9])
+            return
         self.tail.append(line)
         with self.lock:
             self.unseen.append(line)
@@ -100,9 +106,15 @@ class Worker:
             "model": model,
         }
         line = msgspec.json.encode(order).decode()
+        self.given += 1
         with suppress(BrokenPipeError):  # it has just ended; `cause_of_exit` says why
             self.process.stdin.write(line + "\n")
             self.process.stdin.flush()
+
+    @property
+    def serving(self) -> bool:
+        """True if it has taken up its last order: it is not stuck in the one before."""
+        return self.taken == self.given
 
     def cause_of_exit(self) -> str | None:
         """Returns the reason why the worker ended, as a sentence; None while it runs."""

@@ -209,7 +209,8 @@ class Supervisor:
                 self.worker = None
                 self._rest(now, cause)
         if now - self.spoken >= self.heartbeat_seconds:
-            self._send(m.Heartbeat(self.session, self.worker.process.pid if self.worker is not None else 0))
+            pid, serving = (self.worker.process.pid, self.worker.serving) if self.worker is not None else (0, False)
+            self._send(m.Heartbeat(self.session, pid, serving))
             self.spoken = now
 
     def _unheard(self) -> str:

@@ -16,7 +16,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import closing
-from typing import TYPE_CHECKING, NoReturn
+from itertools import count
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -24,6 +25,7 @@ from mlxdist.keys.pair import NodeKeys
 from mlxdist.node.link.jobs import Finish, LoadModel, Result
 from mlxdist.node.link.session import Session
 from mlxdist.node.link.sockets import DealerLink
+from mlxdist.node.process import TAKES
 from mlxdist.node.work.blas import use_openblas
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.transport import Link
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 FLUSH_SECONDS = 5.0  # that the last messages may take to leave
 HELLO_SECONDS = 2.0  # until a hello without an answer is said again: it may have been lost with its connection
+MOST_HELLOS = 4  # on one connection; then it is replaced, as it may be dead without a sign
 
 
 class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,6 +58,7 @@ class Carrier:
         self.changed = threading.Condition()
         self.error: Exception | None = None
         self.unsent: deque[Frames] = deque()  # no connection yet
+        self.hellos = 0  # on this connection
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="carrier", daemon=True)
         self._thread.start()
@@ -79,6 +83,7 @@ class Carrier:
     def hello(self, message: m.Hello) -> None:
         """Says hello, unless the last one has not left yet."""
         if not self.unsent:
+            self.hellos += 1
             self.say(message)
 
     def done(self) -> None:
@@ -111,6 +116,9 @@ class Carrier:
                 if self.superseded():
                     with self.changed:
                         self.session.end()  # the job in work is not needed either
+                if self.hellos > MOST_HELLOS and self.session.spec is None:
+                    self.hellos = 0
+                    self.link.renew()
                 self._send()
         except Exception as error:  # handed to the main thread, which raises it
             self.error = error
@@ -192,14 +200,15 @@ def main() -> None:
     work(Engine())
 
 
-def work(engine: "Engine") -> NoReturn:
+def work(engine: "Engine") -> None:
     """Serves one session after another, as standard input orders."""
     from mlxdist.node.work.limits import memory_limits
 
     orders: queue.Queue[Order] = queue.Queue()
     threading.Thread(target=_read_orders, args=(orders,), name="orders", daemon=True).start()
-    while True:
+    for number in count(1):
         order = orders.get()
+        print(f"{TAKES}{number}", flush=True)
         with memory_limits(order.memory_limit_bytes):
             finish = serve(order, orders, engine)
         if finish is not None and finish.refused:

@@ -22,6 +22,7 @@ Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Time = Annotated[int, Meta(ge=0, le=2**63 - 1)]  # nanoseconds
 Pid = Annotated[int, Meta(ge=0, lt=2**31)]
 Port = Annotated[int, Meta(ge=0, lt=2**16)]
+Beat = Annotated[float, Meta(ge=0.01, le=3600.0)]  # seconds; a shorter one would keep a processor busy
 Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
 Value = Annotated[float, Meta(ge=-1e300, le=1e300)]
 Number = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]

@@ -3,6 +3,9 @@
 The names are TRL's. The formulas are in `objectives`. There is no mlx here, so that reading a configuration needs none.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 DPO_LOSSES = (
     "sigmoid",
     "hinge",
@@ -17,8 +20,10 @@ DPO_LOSSES = (
 )
 KTO_LOSSES = ("kto", "apo_zero_unpaired")
 
-# These take the mean of a row's log-probabilities over its targets; all others take the sum.
-PER_TOKEN_MEAN = frozenset({"ipo"})
+ORPO_LOSSES = ("orpo",)
+
+# These take the mean of a row's log-probabilities over its targets in so many branches; all else takes the sum.
+PER_TOKEN_MEAN: Mapping[str, int] = MappingProxyType({"ipo": 2, "orpo": 2})
 LABEL_SMOOTHING = frozenset({"sigmoid", "robust", "exo_pair"})
 # KTO's losses that need the round over the KL pairs; for the others the reference point is 0.
 REFERENCE_POINT = frozenset({"kto"})
@@ -38,6 +43,5 @@ REFUSED = {
     "kto_pair": 'TRL gave it up for unpaired KTO: set method = "kto" and data.unpair = true',
     "sft": 'it is a method of its own: set method = "sft"',
     "cpo": _NO_REFERENCE,
-    "orpo": _NO_REFERENCE,
     "simpo": _NO_REFERENCE,
 }

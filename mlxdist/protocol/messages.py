@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from mlxdist.protocol.limits import (
     Amount,
+    Beat,
     Digests,
     Facts,
     Fixed,
@@ -93,10 +94,14 @@ class Register(Message, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """The supervisor is there, and so is the worker with this pid; 0: it has none."""
+    """The supervisor is there, and so is the worker with this pid; 0: it has none.
+
+    `serving`: the worker has taken up this session, so what it does not say is lost on the way.
+    """
 
     session: SessionId
     worker_pid: Pid
+    serving: bool = False
 
 
 class WorkerExit(Message, frozen=True):
@@ -128,7 +133,7 @@ class Accept(Message, frozen=True):
 
     session: SessionId
     data_port: Port
-    heartbeat_seconds: Seconds
+    heartbeat_seconds: Beat
     environment: Facts
     restart_seconds: Seconds  # before a worker that ended is started again; doubled each time
     memory_limit_bytes: Amount = 0  # for mlx; 0: what the machine allows
@@ -155,6 +160,12 @@ class Hello(Message, frozen=True):
 
     session: SessionId
     versions: Facts
+
+
+class Pong(Message, frozen=True):
+    """The answer to a Ping: the data connection carries messages in both directions."""
+
+    session: SessionId
 
 
 class Progress(Message, frozen=True):
@@ -211,6 +222,12 @@ class Welcome(Message, frozen=True):
 
     session: SessionId
     spec: RunSpec
+
+
+class Ping(Message, frozen=True):
+    """A question on a data connection that has been silent for a heartbeat's time: is it still there?"""
+
+    session: SessionId
 
 
 class Canary(Message, frozen=True):
@@ -360,12 +377,14 @@ AnyMessage = Union[  # noqa: UP007 - msgspec reads the union at run time
     Restart,
     HeartbeatAck,
     Hello,
+    Pong,
     Progress,
     Loaded,
     CanaryAnswer,
     LeafAnswer,
     Fault,
     Welcome,
+    Ping,
     Canary,
     Assignment,
     Cancel,

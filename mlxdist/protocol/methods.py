@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxdist.protocol.errors import ConfigError
-from mlxdist.protocol.losses import DPO_LOSSES, KTO_LOSSES, LABEL_SMOOTHING, REFUSED
+from mlxdist.protocol.losses import DPO_LOSSES, KTO_LOSSES, LABEL_SMOOTHING, ORPO_LOSSES, REFUSED
 
 Column = npt.NDArray[np.float32]  # [R] one number for each row or pair
 Columns = Mapping[str, Column]
@@ -22,7 +22,7 @@ Columns = Mapping[str, Column]
 LOSS, LABELS = "loss", "labels"  # columns that do not depend on the method
 PAIR_FORMATS = ("prompt, chosen, rejected", "chosen, rejected")
 
-MethodName = Literal["sft", "dpo", "kto"]  # the keys of METHODS, for type checkers
+MethodName = Literal["sft", "dpo", "kto", "orpo"]  # the keys of METHODS, for type checkers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class MethodSpec:
 
     @property
     def branches(self) -> int:
-        """The rows that a leaf holds of one item: 1, or 2 for chosen and rejected."""
+        """The rows that a leaf holds of one item: 1, 2 for chosen and rejected, 3 with the chosen text beside them."""
         return len(self.policy)
 
     @property
@@ -123,7 +123,22 @@ KTO = MethodSpec(
     defaults={**_PREFERENCE_DEFAULTS, "preference.loss": KTO_LOSSES[0]},
 )
 
-METHODS: Mapping[str, MethodSpec] = MappingProxyType({spec.name: spec for spec in (SFT, DPO, KTO)})
+ORPO = MethodSpec(
+    name="orpo",
+    item="pair",
+    weight="pair",
+    formats=PAIR_FORMATS,
+    stored=("chosen", "rejected", "text"),  # text: prompt and chosen answer, of which every token is a target
+    policy=("policy_chosen", "policy_rejected", "policy_text"),
+    cut="left",
+    orders=("shuffled",),
+    losses=ORPO_LOSSES,
+    best_by=(LOSS, "rewards/accuracies", "rewards/margins"),
+    usual_learning_rates=(1e-6, 1e-3),
+    defaults={**_PREFERENCE_DEFAULTS, "preference.loss": ORPO_LOSSES[0]},
+)
+
+METHODS: Mapping[str, MethodSpec] = MappingProxyType({spec.name: spec for spec in (SFT, DPO, KTO, ORPO)})
 
 
 def columns_of(names: Iterable[str], values: npt.NDArray[np.float32]) -> dict[str, Column]:

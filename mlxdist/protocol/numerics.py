@@ -23,6 +23,8 @@ WORKER_ENVIRONMENT = {"MLX_ENABLE_TF32": "0", "OPENBLAS_NUM_THREADS": "1"}
 CANARY_TOKENS = 48
 CANARY_TIMES = 3
 
+SAME_BITS, TOLERANCE = "same bits", "tolerance"  # what a run promises
+
 
 def numerics_id(spec: RunSpec) -> str:
     """Returns a SHA-256 over all that fixes the bits: the spec with its `fixed` values, and the rules of this version.
@@ -71,21 +73,43 @@ def canary_adapter(manifest: Manifest) -> Vector:
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """The promise about the bits of the adapter: "same bits" or "tolerance", and the reason."""
+    """The promise about the bits of the adapter, from a step on: "same bits" or "tolerance", and the reason.
+
+    `bit_class`: the digest of the canary on the nodes of a run of the same bits; else empty.
+    """
 
     kind: str
     reason: str
+    from_step: int = 1
+    bit_class: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """The promise for a person."""
+        since = f", from step {self.from_step:,} on" if self.from_step > 1 else ""
+        return f"{self.kind}{since}: {self.reason}"
 
 
-def promise(canaries: Mapping[str, tuple[str, ...]]) -> Promise:
+def promise(canaries: Mapping[str, tuple[str, ...]], from_step: int = 1) -> Promise:
     """Returns the promise, from the digests of the canary answers by node, in the order of getting ready."""
     unsteady = [name for name, digests in canaries.items() if len(set(digests)) != 1]
     if unsteady:
-        return Promise("tolerance", f"{', '.join(unsteady)} did not give the same bits three times")
+        return Promise(
+            TOLERANCE,
+            f"{', '.join(unsteady)} computed a test batch three times, and not always with the same last bits",
+            from_step,
+        )
     classes: dict[str, list[str]] = {}
     for name, digests in canaries.items():
         classes.setdefault(digests[0], []).append(name)
-    if len(classes) <= 1:
-        return Promise("same bits", f"the canary gave the same bits on {', '.join(canaries)}")
     groups = " | ".join(", ".join(names) for names in classes.values())
-    return Promise("tolerance", f"the canary's bits differ between: {groups}")
+    if len(classes) > 1:
+        what = f"the nodes computed a test batch with different last bits ({groups})"
+        return Promise(TOLERANCE, f"{what}, so the adapter's depend on which of them computes which rows", from_step)
+    what = f"{groups or 'no node'} computed a test batch with the same bits each time"
+    return Promise(
+        SAME_BITS,
+        f"{what}, so the adapter does not depend on which node computes which rows",
+        from_step,
+        next(iter(classes), ""),
+    )

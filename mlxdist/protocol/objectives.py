@@ -14,12 +14,13 @@ import numpy as np
 
 from mlxdist.protocol.errors import NonFiniteError
 from mlxdist.protocol.losses import REFERENCE_POINT
-from mlxdist.protocol.methods import DPO, KTO, LABELS, SFT, Column, check_loss
+from mlxdist.protocol.methods import DPO, KTO, LABELS, ORPO, SFT, Column, check_loss
 
 Scalars = Mapping[str, float]  # the values of a loss that hold for a whole step, by name
 RowLoss = Callable[[str, Mapping[str, mx.array], Scalars], mx.array]
 PairLoss = Callable[[mx.array, mx.array, float, float], mx.array]
 
+LEAST_DOUBT = 1e-6  # nats: a mean log-prob nearer to 0 than this has no finite odds in float32
 DISCOPOP_TAU = 0.05  # the temperature in Eq. 5 of https://arxiv.org/abs/2406.08414
 EXO_SMOOTHING = 1e-3  # EXO takes log(label_smoothing); 0 stands for this, as in TRL
 
@@ -192,6 +193,29 @@ _DPO: dict[str, PairLoss] = {
 }
 
 
+def orpo_losses(
+    policy_chosen: mx.array, policy_rejected: mx.array, policy_text: mx.array, *, beta: float, text_weight: float
+) -> mx.array:
+    """Returns ORPO's loss of each pair [B]: Eq. 6 of https://arxiv.org/abs/2403.07691, as TRL has it. Weight: pairs.
+
+    `policy_chosen` and `policy_rejected` are means over the answer's targets, `policy_text` the sum over all tokens of
+    prompt and chosen answer. TRL divides the cross-entropy of the texts by all of their tokens and the rest by the
+    pairs; so `text_weight` is the pairs of the step over its tokens of text, and one division serves both.
+    """
+    return -text_weight * policy_text - beta * log_sigmoid(log_odds_ratio(policy_chosen, policy_rejected))
+
+
+def log_odds_ratio(chosen: mx.array, rejected: mx.array) -> mx.array:
+    """Returns log(odds(chosen) / odds(rejected)) [B], where odds are p / (1 - p), from mean log-probs below 0."""
+    return (chosen - rejected) - (_log_of_rest(chosen) - _log_of_rest(rejected))
+
+
+def _log_of_rest(logp: mx.array) -> mx.array:
+    """Returns log(1 - exp(logp)), exact on both sides."""
+    logp = mx.minimum(logp, -LEAST_DOUBT)
+    return mx.where(logp > -math.log(2), mx.log(-mx.expm1(logp)), mx.log1p(-mx.exp(logp)))
+
+
 def _sft_columns(loss: str, columns: Mapping[str, mx.array], scalars: Scalars) -> mx.array:
     return sft_losses(columns["policy"])
 
@@ -218,4 +242,14 @@ def _kto_columns(loss: str, columns: Mapping[str, mx.array], scalars: Scalars) -
     )
 
 
-_METHODS: dict[str, RowLoss] = {SFT.name: _sft_columns, DPO.name: _dpo_columns, KTO.name: _kto_columns}
+def _orpo_columns(loss: str, columns: Mapping[str, mx.array], scalars: Scalars) -> mx.array:
+    policy = (columns[name] for name in ORPO.policy)
+    return orpo_losses(*policy, beta=scalars["beta"], text_weight=scalars["text_weight"])
+
+
+_METHODS: dict[str, RowLoss] = {
+    SFT.name: _sft_columns,
+    DPO.name: _dpo_columns,
+    KTO.name: _kto_columns,
+    ORPO.name: _orpo_columns,
+}

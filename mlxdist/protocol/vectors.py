@@ -16,6 +16,7 @@ from mlxdist.protocol.errors import WireError
 BLOCK_BYTES = 1 << 20
 BLOCK_ELEMENTS = BLOCK_BYTES // 4
 WINDOW = 8  # blocks under way per vector
+LARGEST = np.float32(2.0**106)  # about 8e31: sums of four million such numbers stay in the range of float32
 
 Vector = npt.NDArray[np.float32]
 
@@ -108,6 +109,7 @@ class IncomingVector:
     stream: int
     buffer: Vector
     received: int = 0
+    finite: bool = True  # no NaN, no Inf and nothing above LARGEST has come so far
     _hash: "hashlib._Hash" = field(default_factory=hashlib.sha256)
 
     def block(self, index: int, payload: memoryview) -> None:
@@ -119,6 +121,8 @@ class IncomingVector:
             raise WireError(f"block {index} of vector {self.stream} has {payload.nbytes} bytes, not {target.nbytes}")
         target[:] = payload.cast("B")
         self._hash.update(payload)
+        start = index * BLOCK_ELEMENTS
+        self.finite = self.finite and bool((np.abs(self.buffer[start : start + BLOCK_ELEMENTS]) <= LARGEST).all())
         self.received += 1
 
     @property

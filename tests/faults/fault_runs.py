@@ -29,13 +29,16 @@ SHORT = TimingConfig(  # all times 20 times shorter
     suspect_seconds=0.3,
     return_seconds=0.25,
     dead_seconds=0.75,
+    data_seconds=1.5,  # more than a twentieth: a worker on a loaded machine may take a second for an answer
     progress_seconds=1.5,
     restart_seconds=0.05,
     start_timeout=120.0,
     stop_seconds=0.5,
 )
 # For tests in which only a killed node may be lost, however loaded the machine is.
-CALM = replace(SHORT, suspect_seconds=20.0, dead_seconds=30.0, progress_seconds=60.0, copy_factor=1e9)
+CALM = replace(
+    SHORT, suspect_seconds=20.0, dead_seconds=30.0, data_seconds=20.0, progress_seconds=60.0, copy_factor=1e9
+)
 
 
 def words(random: np.random.Generator, most: int) -> str:

@@ -5,6 +5,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -118,10 +119,10 @@ def launchable(nodes: OfficeNodes, model: Path, tmp_path: Path) -> Callable[...,
     lines = f'model = "{config.model}"\noutput = "run"\ndata = "{config.data.path}"\n[train]\nsteps = 2\n'
     (tmp_path / "run.toml").write_text(lines)
 
-    def launch(listed: str, bind: str = COORDINATOR) -> str:
+    def launch(listed: str, *options: str, bind: str = COORDINATOR) -> str:
         listens = f'[coordinator]\nbind = "{bind}"\nport = {PORT}\n'
         (tmp_path / "hosts.toml").write_text(f'run = "run.toml"\n{listed}\n{listens}')
-        return mlxdist(nodes, "coordinator", "launch", "--hosts", str(tmp_path / "hosts.toml"))
+        return mlxdist(nodes, "coordinator", "launch", "--hosts", str(tmp_path / "hosts.toml"), *options)
 
     return launch
 
@@ -158,17 +159,42 @@ def test_nodes_on_this_machine_have_keys_too_and_no_secret_is_written_anywhere(
         assert not any(found[1] in text for text in texts)
 
 
+def link_local_address(nodes: OfficeNodes) -> str:
+    """The link-local address of the coordinator, as soon as its system has made sure that no other Mac has it."""
+    for _ in range(300):
+        shown = json.loads(nodes.office.ip("coordinator", "-6", "-j", "addr", "show", "dev", "office", "scope", "link"))
+        found = [each for one in shown for each in one.get("addr_info", ())]
+        if not found or "tentative" not in found[0]:
+            break
+        threading.Event().wait(0.1)
+    return str(found[0]["local"]) if found else ""
+
+
 def test_a_link_local_address_with_its_zone_is_bound_and_reached(
     nodes: OfficeNodes, launchable: Callable[..., str], tmp_path: Path
 ) -> None:
     """As Macs on a cable without a router have it; each end names the interface by its own name."""
-    shown = json.loads(nodes.office.ip("coordinator", "-6", "-j", "addr", "show", "dev", "office", "scope", "link"))
-    local = [each["local"] for one in shown for each in one.get("addr_info", ()) if "tentative" not in each]
+    local = link_local_address(nodes)
     if not local:
         pytest.skip("this system gives no link-local IPv6 address")
     for name in list(nodes.processes):
         nodes.end(name)
-    nodes.start("a", connect=f"[{local[0]}%eth0]:{PORT}")
-    said = launchable("nodes = []", bind=f"{local[0]}%office")
-    assert f"mlxdist node --connect [{local[0]}%INTERFACE]:{PORT}" in said
+    nodes.start("a", connect=f"[{local}%eth0]:{PORT}")
+    said = launchable("nodes = []", bind=f"{local}%office")
+    assert f"mlxdist node --connect [{local}%INTERFACE]:{PORT}" in said
     assert "a: connected" in said
+
+
+def test_without_encryption_both_sides_say_what_that_means(nodes: OfficeNodes, launchable: Callable[..., str]) -> None:
+    """A node with keys, which expects an encrypted run, does not work for it."""
+    for name in list(nodes.processes):
+        nodes.end(name)
+    nodes.start("a", "--insecure-lan")
+    nodes.start("b")
+    said = launchable("nodes = []", "--insecure-lan")
+    meaning = "everyone on the network can read the training data"
+    assert meaning in " ".join(said.split())
+    assert f"mlxdist node --connect {COORDINATOR}:{PORT} --insecure-lan" in said
+    assert "a: connected" in said
+    assert "b: connected" not in said
+    assert meaning in nodes.log("a")

@@ -48,14 +48,22 @@ def test_keys_pass_through_the_line_of_a_launched_node() -> None:
     assert keys_of_line(keys_line(None)) is None
 
 
-@pytest.mark.parametrize("line", [b"", b"\n", b"{}", b'{"secret": "%s"}' % A.secret.encode(), A.secret.encode()])
+@pytest.mark.parametrize(
+    "line",
+    [b"", b"\n", b"{}", b'{"secret": "%s"}' % A.secret.encode(), A.secret.encode()],
+    ids=["empty", "a line", "no key", "a secret alone", "a bare secret"],
+)
 def test_another_line_is_refused_without_being_shown(line: bytes) -> None:
     with pytest.raises(UserError, match="--launched reads its keys") as caught:
         keys_of_line(line)
     assert A.secret not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", "0" * 63, "g" * 64, A.public + "0", "-" + A.public])
+@pytest.mark.parametrize(
+    "text",
+    ["", "0" * 63, "g" * 64, A.public + "0", "-" + A.public],
+    ids=["empty", "short", "no digits", "long", "with a sign"],
+)
 def test_a_mistyped_public_key_is_a_sentence(text: str) -> None:
     with pytest.raises(UserError, match="is no public key"):
         public_key(text)
@@ -94,7 +102,9 @@ def test_a_key_file_that_others_may_open_is_refused_with_the_command_to_type(bit
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"[]", b"{}", b'{"public": 1}', b'{"secret": "' + A.secret.encode(), b"\xff" * 9000]
+    "content",
+    [b"", b"[]", b"{}", b'{"public": 1}', b'{"secret": "' + A.secret.encode(), b"\xff" * 9000],
+    ids=["empty", "a list", "no key", "a number", "cut", "no text"],  # a random key is no name for a test
 )
 def test_a_damaged_key_file_is_a_sentence_that_shows_none_of_it(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "key"

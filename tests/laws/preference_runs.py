@@ -105,6 +105,8 @@ class Case:
                 store.add(line, parts, len(row.prompt) + len(row.completion), label=row.desirable)
             else:
                 parts = [pack(one.ids, [(one.targets.index(1), len(one.ids))]) for one in row]
+                if self.method == "orpo":
+                    parts.append(pack(row[0].ids, [(0, len(row[0].ids))]))
                 store.add(line, parts, max(len(one.ids) for one in row))
         return StoredRows(store)
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxdist.node.link.jobs import ComputeAssignment, ComputeCanary, Finish, LoadModel, Partial
-from mlxdist.node.link.session import Session
+from mlxdist.node.link.session import MOST_VECTORS, Session
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import MismatchError, WireError
 from mlxdist.protocol.leaves import Leaf, Row, pack_leaf
@@ -365,6 +365,7 @@ def test_messages_of_another_session_change_nothing(message: Message) -> None:
 
 
 FOR_A_WORKER = (
+    m.Ping,
     m.Welcome,
     m.Canary,
     m.Assignment,
@@ -525,3 +526,40 @@ def test_a_stale_vector_is_dropped_alone_and_all_of_them_when_the_session_is_ove
     offered(session, SMALL, Span(2, 3))
     tell(session, (m.Stale(SESSION, "this session", over=True), b""))
     assert not session.uploading
+
+
+# ---- what a worker keeps of a coordinator is bounded
+
+
+def test_more_vectors_at_once_than_any_coordinator_of_ours_sends_are_refused() -> None:
+    session = new_session()
+    for stream in range(1, MOST_VECTORS + 1):
+        tell(session, (offer_of(SMALL, stream=stream), b""))
+    with pytest.raises(WireError, match=f"more than {MOST_VECTORS} vectors"):
+        tell(session, (offer_of(SMALL, stream=MOST_VECTORS + 1), b""))
+
+
+@pytest.mark.parametrize("message", [m.Canary(SESSION), m.Shutdown(SESSION, "again"), task_of(0, 2)])
+def test_jobs_without_end_are_refused(message: Message, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlxdist.node.link.session.MOST_JOBS", 50)
+    session = new_session()
+    for _ in range(50):
+        session.handle(message, memoryview(b""))
+    with pytest.raises(WireError, match="more than 50 jobs"):
+        session.handle(message, memoryview(b""))
+
+
+def test_rows_without_end_are_refused_and_rows_that_are_computed_or_cancelled_make_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mlxdist.node.link.session.MOST_ROW_BYTES", 200)
+    session = new_session()
+    for attempt in range(1, 100):
+        task = task_of(0, 1, attempt=attempt)
+        tell(session, (task, b""), rows_of(task, 0))
+        tell(session, (m.Cancel(SESSION, attempt), b""))
+    assert session._row_bytes == 0
+    task = task_of(0, 8)
+    tell(session, (task, b""))
+    with pytest.raises(WireError, match="MiB of rows"):
+        tell(session, *(rows_of(task, leaf) for leaf in range(8)))

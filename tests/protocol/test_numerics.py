@@ -148,23 +148,32 @@ SAME, OTHER = ("aa",) * 3, ("bb",) * 3
 
 
 def test_one_class_of_nodes_promises_the_same_bits() -> None:
-    assert promise({"mini-1": SAME}) == Promise("same bits", "the canary gave the same bits on mini-1")
-    assert promise({"mini-2": SAME, "mini-1": SAME}) == Promise(
-        "same bits", "the canary gave the same bits on mini-2, mini-1"
+    why = "so the adapter does not depend on which node computes which rows"
+    what = "computed a test batch with the same bits each time"
+    assert promise({"mini-1": SAME}) == Promise("same bits", f"mini-1 {what}, {why}", 1, SAME[0])
+    assert promise({"mini-2": SAME, "mini-1": SAME}, 7) == Promise(
+        "same bits", f"mini-2, mini-1 {what}, {why}", 7, SAME[0]
     )
+    assert promise({"mini-1": SAME}).sentence == f"same bits: mini-1 {what}, {why}"
 
 
 def test_two_classes_of_nodes_promise_a_tolerance_and_say_who_is_in_which() -> None:
     found = promise({"mini-1": SAME, "studio": OTHER, "mini-2": SAME})
-    assert found == Promise("tolerance", "the canary's bits differ between: mini-1, mini-2 | studio")
+    what = "the nodes computed a test batch with different last bits (mini-1, mini-2 | studio)"
+    assert found == Promise("tolerance", f"{what}, so the adapter's depend on which of them computes which rows")
 
 
 @pytest.mark.parametrize("unsteady", [("aa", "aa", "bb"), ("aa", "bb", "aa"), ("bb", "aa", "aa"), ("a", "b", "c")])
 def test_a_node_that_disagrees_with_itself_promises_a_tolerance_and_is_named(unsteady: tuple[str, ...]) -> None:
     found = promise({"mini-1": SAME, "studio": unsteady})
-    assert found == Promise("tolerance", "studio did not give the same bits three times")
+    what = "computed a test batch three times, and not always with the same last bits"
+    assert found == Promise("tolerance", f"studio {what}")
     both = promise({"a": unsteady, "mini-1": SAME, "b": unsteady, "c": OTHER})
-    assert both == Promise("tolerance", "a, b did not give the same bits three times")
+    assert both == Promise("tolerance", f"a, b {what}")
+
+
+def test_a_promise_of_later_steps_says_from_which_on() -> None:
+    assert Promise("tolerance", "b was used", 1200).sentence == "tolerance, from step 1,200 on: b was used"
 
 
 def test_a_node_without_an_answer_is_no_proof() -> None:

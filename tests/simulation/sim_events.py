@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from tests.memory_nodes import Wire
-from tests.simulation.sim_nodes import MOST_LEAVES
+from tests.simulation.sim_nodes import LIES, MOST_LEAVES, ODD
 from tests.simulation.sim_world import World
 
 T = TypeVar("T")
@@ -95,6 +95,16 @@ def the_next_leaf_of_a_node_is_nan(world: World, which: int) -> None:
         worker.bad = True
 
 
+def a_worker_gives_a_wrong_answer(world: World, which: int) -> None:
+    for worker in _one(world.workers(), which):
+        worker.lie = LIES[which // 7 % len(LIES)]
+
+
+def a_node_of_another_class_joins(world: World, which: int) -> None:
+    if len(world.supervisors) < 6:
+        world.start(f"{ODD}{world.new_pid()}")
+
+
 def a_wire_is_cut_upwards(world: World, which: int) -> None:
     for wire in _one(_wires(world), which):
         wire.cut_up = True
@@ -176,6 +186,8 @@ ALL: tuple[Event, ...] = (
     a_node_gets_slow,
     a_slow_node_stops_until_others_have_its_work_and_goes_on,
     the_next_leaf_of_a_node_is_nan,
+    a_worker_gives_a_wrong_answer,
+    a_node_of_another_class_joins,
     a_wire_is_cut_upwards,
     a_wire_is_cut_downwards,
     a_wire_is_cut,
@@ -197,9 +209,11 @@ OFTEN: tuple[Event, ...] = (
     a_worker_is_killed_at_its_next_leaf,
     a_slow_node_stops_until_others_have_its_work_and_goes_on,
     the_next_leaf_of_a_node_is_nan,
+    a_worker_gives_a_wrong_answer,
     a_partial_is_damaged,
     an_adapter_is_damaged,
     a_node_joins,
+    a_node_of_another_class_joins,
     a_node_stops,
     all_go_on,
     the_network_is_restored,

@@ -5,11 +5,13 @@ into one can be read off it.
 """
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 
-from mlxdist.node.link.jobs import ComputeAssignment, Result
+from mlxdist.node.link.jobs import ComputeAssignment, Partial, Result
 from mlxdist.node.process import Worker
 from mlxdist.node.supervisor import Supervisor
 from mlxdist.protocol import manifest as manifests
@@ -19,6 +21,7 @@ from mlxdist.protocol.transport import CONTROL
 from mlxdist.protocol.tree import Span
 from mlxdist.protocol.vectors import Vector
 from mlxdist.protocol.wire import Frames, decode
+from tests.coordinator.cluster.scripted_node import CANARY
 from tests.memory_cluster import MemoryCluster
 from tests.memory_nodes import MemoryWorker, PretendedEngine, WorkerEndedError
 
@@ -26,6 +29,8 @@ MOST_LEAVES = 12
 ELEMENTS = MOST_LEAVES + 3
 MANIFEST = manifests.make({"layers.0.lora_a": (ELEMENTS, 1)})
 WAIT_SECONDS = 12 * 3600.0
+ODD = "odd-"  # begins the name of a node of another bit class
+LIES = ("nan", "nan outputs", "shape", "no leaf of its own", "no partial")
 
 
 def gradient_of(leaves: Span, step: int, adapter: float, reference: float) -> Vector:
@@ -55,6 +60,10 @@ class Surroundings(MemoryCluster, ABC):
         """A new pid."""
 
     @abstractmethod
+    def lied(self, worker: "SimWorker", span: Span | None) -> None:
+        """Notes a wrong answer; `span`: of these leaves it said NaN."""
+
+    @abstractmethod
     def fate(self, worker: "SimWorker", leaf: int) -> str:
         """The fate of a worker at a leaf: "crash", "nan" or ""."""
 
@@ -72,10 +81,13 @@ class SimWorker(MemoryWorker, Worker):
             gradient=lambda job, leaf: gradient_of(Span(leaf, leaf + 1), *_origin(job)),
             row_outputs=lambda job, leaf: numbers_of(leaf, *_origin(job)),
             fate=lambda leaf: world.fate(self, leaf),
+            canary=("other",) * 3 if name.startswith(ODD) else CANARY,
         )
         MemoryWorker.__init__(self, name, world, engine)
         self.slow = False
+        self.world = world
         self.bad = self.doomed = False  # the next leaf gives NaN; the next leaf is the last
+        self.lie = ""  # how its next answer or partial is wrong: one of LIES
         self.disturbed = False  # something of it was lost or damaged on the way
 
     # ---- for its supervisor
@@ -136,6 +148,32 @@ class SimWorker(MemoryWorker, Worker):
         except WorkerEndedError as error:
             self.end(str(error))
             return None
+
+    def altered(self, result: Result | None) -> Result | None:
+        """What a worker says that is broken, or an enemy: no check of its own has found it."""
+        match self.lie, result:
+            case "nan", Partial():
+                vector = result.vector.copy()
+                vector[0] = np.nan
+                self._lied(result.span)
+                return replace(result, vector=vector)
+            case "nan outputs", (m.LeafAnswer() as answer, payload):
+                self._lied(Span(answer.leaf, answer.leaf + 1))
+                return answer, np.full(len(payload) // 4, np.nan, np.float32).tobytes()
+            case "shape", (m.LeafAnswer() as answer, payload):
+                self._lied()
+                return answer, payload[:-4]
+            case "no leaf of its own", (m.LeafAnswer() as answer, payload):
+                self._lied()
+                return msgspec.structs.replace(answer, leaf=10**6), payload
+            case "no partial", Partial():
+                self._lied()
+                return None
+        return result
+
+    def _lied(self, span: Span | None = None) -> None:
+        self.lie = ""
+        self.world.lied(self, span)
 
 
 class SimSupervisor(Supervisor):

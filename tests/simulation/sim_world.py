@@ -6,22 +6,24 @@ design allows, and none is forgotten; no node is accused of nonsense without cau
 """
 
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from itertools import count
 
 import numpy as np
 
+from mlxdist.coordinator.cluster.membership import MOST_RESTARTS
 from mlxdist.coordinator.config.schema import TimingConfig
 from mlxdist.coordinator.schedule.rounds import Request
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import MlxdistError, NodeError, NonFiniteError
+from mlxdist.protocol.numerics import SAME_BITS, Promise
 from mlxdist.protocol.states import NodeState
 from mlxdist.protocol.transport import CONTROL, DATA, PROBE, is_probe
 from mlxdist.protocol.tree import Span, TreeSum
 from mlxdist.protocol.vectors import Vector
 from mlxdist.protocol.wire import Frames, decode
-from tests.coordinator.cluster.scripted_node import leaf_of, new_cluster, state_of
+from tests.coordinator.cluster.scripted_node import CANARY, leaf_of, new_cluster, state_of
 from tests.memory_cluster import Move, SummingCluster, split_at
 from tests.memory_nodes import Wire
 from tests.simulation.sim_nodes import ELEMENTS, SimSupervisor, SimWorker, Surroundings, gradient_of, numbers_of
@@ -53,10 +55,12 @@ class World(SummingCluster, Surroundings):
         self.reference = REFERENCE if reference else 0.0
         self.launched = frozenset(names) if launched else frozenset[str]()
         self.curses: dict[int, str] = {}  # leaf -> what it does to every worker in this step
-        self.nans: Counter[int] = Counter()  # of this step, by leaf
+        self.nans: dict[int, set[int]] = defaultdict(set)  # of this step, by leaf: the workers that said so
         self.disturbances = 0
         self.offers: dict[tuple[m.SessionId, int], m.VectorOffer] = {}
         self.disturbed: set[str] = set()  # names of nodes whose wires lost or damaged something
+        self.liars: set[str] = set()  # names of nodes that gave a wrong answer
+        self.promise = Promise(SAME_BITS, "the first nodes agree", 1, CANARY[0])
         self.news: list[str] = []
         self.said: list[tuple[str, bytes, m.Message, Frames]] = []
         self.step, self.leaves, self.incarnation, self._pids = 0, 0, 0, 0
@@ -74,6 +78,7 @@ class World(SummingCluster, Surroundings):
         changes = {"timing": timing, "min_nodes": self.min_nodes, "launched": self.launched}
         self.coordinate(new_cluster(incarnation=self.incarnation, **changes))
         self.cluster.scheduler.assigner = lambda seconds: split_at(self.cuts, seconds)
+        self.cluster.bits.promise = self.promise  # as the folder of the run says
         # The same numbers in every incarnation, so that a session of an earlier one can be taken for one of this.
         self.cluster.members.draw = map(str, count(1)).__next__
         self.total, self.fetched, self.freed, self.lent = None, [], [], None
@@ -94,7 +99,7 @@ class World(SummingCluster, Surroundings):
     def begin_step(self, leaves: int) -> None:
         """The next step's first request."""
         self.step, self.leaves, self.in_step = self.step + 1, leaves, True
-        self.curses, self.nans = {}, Counter()
+        self.curses, self.nans = {}, defaultdict(set)
         if self.lent is not None:
             self.cluster.transfers.pool.give_back(self.lent)
             self.lent = None
@@ -156,8 +161,15 @@ class World(SummingCluster, Surroundings):
             fate = "crash"
         elif worker.bad:
             worker.bad, fate = False, "nan"
-        self.nans[leaf] += fate == "nan"
+        if fate == "nan":
+            self.nans[leaf].add(worker.pid)
         return fate
+
+    def lied(self, worker: SimWorker, span: Span | None) -> None:
+        """Notes a wrong answer."""
+        self.liars.add(worker.name)
+        for leaf in range(span.start, span.stop) if span is not None else ():
+            self.nans[leaf].add(worker.pid)
 
     # ---- the nodes
 
@@ -381,6 +393,7 @@ class World(SummingCluster, Surroundings):
         elif self.in_step:
             self._every_leaf_is_in_one_place()
         self._only_nodes_that_are_there_have_work()
+        self._the_promise_is_kept_or_taken_back()
         self._memory_is_bounded()
 
     def _no_node_is_blamed_without_cause(self) -> None:
@@ -388,13 +401,16 @@ class World(SummingCluster, Surroundings):
         while news:
             item = news.popleft()
             self.news.append(f"{self.now:.1f} {item.name}: {item.message}")
-            said = "makes no sense" in item.message and "vectors arrived damaged" not in item.message  # those did
-            assert not said or item.name in self.disturbed, self.news[-1]
+            said = "makes no sense" in item.message and "in a row arrived damaged" not in item.message  # those did
+            assert not said or item.name in self.disturbed | self.liars, self.news[-1]
+            assert "which it did not say" not in item.message or item.name in self.liars, self.news[-1]
+        for name, reason in self.cluster.members.quarantined.items():
+            assert self.disturbances > MOST_RESTARTS, f"{name} was put out without cause: {reason}"
 
     def _may_fail(self, failure: MlxdistError) -> None:
         if isinstance(failure, NonFiniteError):
-            worst = max(self.nans.values(), default=0)
-            assert worst >= NONFINITE, f"{failure}, but no leaf gave NaN twice"
+            worst = max(map(len, self.nans.values()), default=0)
+            assert worst >= NONFINITE, f"{failure}, but no two workers found NaN in a leaf"
         elif self.launched and self.launched <= self.cluster.members.given_up.keys():
             assert all(node.gone for node in self.cluster.nodes.values()), f"{failure}, but a node is there"
         else:
@@ -428,6 +444,19 @@ class World(SummingCluster, Surroundings):
             at_work = attempt.alone and attempt.in_work is not None
             assert not at_work or all(one.in_work is None for one in beside), "not alone"
 
+    def _the_promise_is_kept_or_taken_back(self) -> None:
+        promise, current = self.cluster.bits.promise, self.cluster.round
+        assert promise is not None
+        alike = [one for one in self.cluster.nodes.values() if one.there and one.canary == CANARY]
+        if promise != self.promise:
+            assert len(alike) < self.min_nodes, f"{promise.sentence}, but {len(alike)} nodes of the class can work"
+            assert promise.sentence in "\n".join(self.news), "a promise that nobody heard of"
+            self.promise = promise
+        if promise.kind == SAME_BITS:
+            for attempt in current.assignments.values() if current is not None else ():
+                canary = self.cluster.nodes[attempt.node].canary
+                assert canary == CANARY, f"{attempt.node} computes in a run of the same bits with the canary {canary}"
+
     def _memory_is_bounded(self) -> None:
         uploads, current = self.cluster.transfers.uploads, self.cluster.round
         mine = len(self.fetched) + len(self.freed) + (self.lent is not None)
@@ -447,6 +476,7 @@ class World(SummingCluster, Surroundings):
             one.stopped = False
             if one.worker is not None:
                 one.worker.stopped = one.worker.slow = one.worker.bad = one.worker.doomed = False
+                one.worker.lie = ""
         self.restore_connections()
 
     def settle(self) -> None:
@@ -460,7 +490,8 @@ class World(SummingCluster, Surroundings):
 
     def _all_work(self) -> bool:
         names = {one.name for one in self.supervisors}
-        return names <= {node.name for node in self.cluster.ready()}
+        spares = {name for name, node in self.cluster.nodes.items() if node.held_back and node.connected}
+        return names <= spares | {node.name for node in self.cluster.ready()}
 
     def _until(self, done: Callable[[], bool], what: str) -> None:
         end = self.now + CALM_SECONDS

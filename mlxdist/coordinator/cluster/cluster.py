@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from mlxdist.coordinator.cluster.bit_classes import BitClasses
+from mlxdist.coordinator.cluster.data_watch import watch_data
 from mlxdist.coordinator.cluster.dispatch import Dispatch
 from mlxdist.coordinator.cluster.events import (
     Event,
@@ -20,6 +22,7 @@ from mlxdist.coordinator.cluster.events import (
     NodeNews,
     NotNeeded,
     Send,
+    WrongAnswer,
     news_of,
     to_supervisor,
     to_worker,
@@ -37,6 +40,7 @@ from mlxdist.coordinator.schedule.rounds import Assignment, Request, Round
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import MlxdistError
 from mlxdist.protocol.manifest import Manifest
+from mlxdist.protocol.numerics import Promise
 from mlxdist.protocol.states import NodeEvent, NodeState
 from mlxdist.protocol.transport import Parcel, Refusal
 from mlxdist.protocol.tree import Span
@@ -56,6 +60,7 @@ class Cluster:
     now: float = 0.0
     news: deque[NodeNews] = field(default_factory=lambda: deque(maxlen=MOST_NEWS))
     members: Membership = field(init=False)
+    bits: BitClasses = field(init=False)
     joining: Joining = field(init=False)
     scheduler: Scheduler = field(init=False)
     transfers: Transfers = field(default_factory=Transfers)
@@ -66,7 +71,8 @@ class Cluster:
 
     def __post_init__(self) -> None:
         self.members, self.scheduler = Membership(self.settings), Scheduler(self.settings, self.assigner)
-        self.joining = Joining(self.settings, self.members)
+        self.bits = BitClasses(self.settings)
+        self.joining = Joining(self.settings, self.members, self.bits)
         self.dispatch = Dispatch(self.members, self.joining, self.scheduler, self.transfers, self.offenders)
 
     # ---- what the loop asks
@@ -133,9 +139,14 @@ class Cluster:
         partials, self.round.partials = self.round.partials, []
         return partials
 
-    def tell(self, name: str, cause: str, action: str) -> None:
-        """Adds news of a node."""
-        self._act([news_of(self.nodes[name], cause, action)])
+    def begin_promise(self, from_step: int, earlier: Promise | None) -> Promise:
+        """Promises what the nodes that are here allow, before the first round; see bit_classes.py."""
+        return self.bits.begin(self.nodes, from_step, earlier)
+
+    def end_promise(self, name: str, cause: str, step: int) -> None:
+        """Adds news of a node whose bits are not those of its canary: the promise of the same bits ends."""
+        ended = self.bits.end(f"{name} {cause}; steps before may have other last bits too", step, self.nodes)
+        self._act([news_of(self.nodes[name], cause), *ended])
 
     def quarantine(self, name: str, reason: str) -> None:
         """Turns a node away for the rest of the run: its numbers are wrong."""
@@ -198,12 +209,22 @@ class Cluster:
         self.now = now
         for node in list(self.nodes.values()):
             self._act(self.members.check(node, now))
+            self._act(self._watch_data(node, now))
             if self.transfers.uploads.stalled(node.name) and self.scheduler.in_work(node.name) is None:
                 node.worker.progressed = now  # it waits for us
             if not node.worker.ended and (idle := self.scheduler.stuck(node, now)) is not None:
-                self._act(self.members.restart_worker(node, f"it did nothing for {idle:.3g} s"))
+                if self.scheduler.busy(node.name) and self.scheduler.in_work(node.name) is None:
+                    self._act(self.members.wrong_answer(node, f"its partial did not come for {idle:.3g} s", now))
+                else:
+                    self._act(self.members.restart_worker(node, f"it did nothing for {idle:.3g} s"))
         self._settle()
         self._act(self.scheduler.copy_late(self.nodes, now))
+
+    def _watch_data(self, node: Node, now: float) -> list[Event]:
+        loading = node.state is NodeState.LOADING
+        patience = self.settings.timing.start_timeout if loading else self.scheduler.patience(node)
+        carrying = self.transfers.times.under_way(node.name)
+        return watch_data(self.members, node, now, carrying=carrying, patience=patience)
 
     def slept(self, gap: float, asleep: float, now: float) -> None:
         """Notes that this process did nothing, for seconds that its clock shows and others that it does not.
@@ -235,6 +256,14 @@ class Cluster:
                     self.news.append(news_of(node, event.cause, event.action, spans))
                 case FalseAlarm(name=name):
                     self.scheduler.false_alarm(name)
+                case WrongAnswer(node=node, cause=cause, counts=counts):
+                    if not node.worker.ended:
+                        members = self.members
+                        self._act(
+                            members.wrong_answer(node, cause, self.now)
+                            if counts
+                            else members.restart_worker(node, cause, blame=False)
+                        )
                 case NotNeeded(assignment=assignment):
                     loser = self.nodes[assignment.node]
                     loser.worker.cancelled.add(assignment.attempt)
@@ -243,6 +272,7 @@ class Cluster:
                     node = self.nodes[event.node]
                     node.move(NodeEvent.ASSIGNED)
                     request = self.scheduler.current().request
+                    self._act(self.bits.given(node, request, self.nodes))
                     self._act(self.transfers.downloads.assignment_to(node, request, event, self.now))
 
     def _settle(self) -> None:
@@ -253,5 +283,7 @@ class Cluster:
         if self.round is None:
             return
         self._act(self.transfers.stop_unneeded(self.round, self.nodes, self.now))
+        if self.round.pending:
+            self._act(self.bits.release(self.nodes, self.members.absent, self.now))
         self._act(self.scheduler.place(self.nodes, self.now))
         self._act(self.transfers.admit(self.round, self.nodes, self.now))

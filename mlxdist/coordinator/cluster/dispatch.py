@@ -78,11 +78,12 @@ class Dispatch:
         self, node: Node, message: m.Message, payload: memoryview, channel: str, peer: bytes, now: float
     ) -> list[Event]:
         events: list[Event] = []
+        owner = node.control.peer if channel == CONTROL else node.worker.data
+        if owner not in (None, peer):
+            return self._of_another(node, message, channel, peer, now)
         try:
             if channel == DATA:
                 return self._on_data(node, message, payload, peer, now)
-            if peer != node.control.peer:
-                raise StaleError(f"{type(message).__name__} from another connection than {node.name}'s")
             events += self.members.heard(node, now, busy=self.scheduler.busy(node.name))
             return events + self.members.on_control(node, message, self.scheduler.in_work(node.name))
         except StaleError as error:
@@ -91,13 +92,48 @@ class Dispatch:
         except (MismatchError, ConfigError) as error:
             return events + self.members.turn_away(node, error)
         except (WireError, ValueError) as error:  # ValueError: the state table has no place for the message
-            return events + self.members.restart_worker(node, f"it sent what makes no sense: {error}")
+            return events + self.members.wrong_answer(node, f"it sent what makes no sense: {error}", now)
+
+    def _of_another(self, node: Node, message: m.Message, channel: str, peer: bytes, now: float) -> list[Event]:
+        """Refuses a message in a node's session that comes from a connection which is not the node's: a copy of it.
+
+        It is counted, said once a minute, and answered as long as the sender may be reading.
+        """
+        what = f"{type(message).__name__} from another connection than {node.name}'s"
+        events: list[Event] = []
+        if self.offenders.refuse(channel, peer, now):
+            said = f"a message was refused: {what} ({self.offenders.refused} so far)"
+            events.append(NodeNews("coordinator", "", said, log=True))
+        if self.offenders.may_answer(channel, peer, now):
+            events.append(Send(channel, peer, m.Stale(node.session, what)))
+        return events
 
     def _on_data(self, node: Node, message: m.Message, payload: memoryview, peer: bytes, now: float) -> list[Event]:
         """Takes a message of a worker. Raises StaleError for one of another worker, WireError for nonsense."""
-        if node.worker.ended or (peer != node.worker.data and not isinstance(message, m.Hello)):
+        if node.worker.ended or (node.worker.data is None and not isinstance(message, m.Hello)):
             raise StaleError(f"{type(message).__name__} from another worker than {node.name}'s")
-        node.worker.progressed = now
+        node.heard_data(now, carrying=self.transfers.times.under_way(node.name))
+        if isinstance(message, m.Pong):  # the connection is there; whether the worker works is another matter
+            return []
+        progress = self._is_progress(node, message)
+        events = self._of_worker(node, message, payload, peer, now)
+        if progress:
+            node.worker.progressed = now
+        return events
+
+    def _is_progress(self, node: Node, message: m.Message) -> bool:
+        """True if the message, once it is accepted, is work. What can be repeated without end is none."""
+        match message:
+            case m.Progress():
+                return node.state is NodeState.LOADING
+            case m.Cancel(attempt=attempt):
+                return attempt in node.worker.cancelled
+            case m.Credit(stream=stream, upto=upto):
+                return self.transfers.downloads.is_new(node.name, stream, upto)
+            case _:
+                return not isinstance(message, m.Received)
+
+    def _of_worker(self, node: Node, message: m.Message, payload: memoryview, peer: bytes, now: float) -> list[Event]:
         downloads = self.transfers.downloads
         match message:
             case m.Hello():
@@ -105,7 +141,8 @@ class Dispatch:
             case m.Loaded():
                 return self.joining.loaded(node, message)
             case m.CanaryAnswer():
-                return [*self.joining.canary(node, message), *downloads.adapters_to(node, now)]
+                events = self.joining.canary(node, message)
+                return events if node.held_back else [*events, *downloads.adapters_to(node, now)]
             case m.Progress(message=words):
                 return [news_of(node, sentence(words))]
             case m.Fault():
@@ -120,7 +157,7 @@ class Dispatch:
             case m.VectorBlock():
                 return self.transfers.block(node, message, payload)
             case m.VectorEnd():
-                return self.transfers.ended(node, message, self.scheduler, now)
+                return self.transfers.ended(node, message, self.scheduler, self.members.nodes, now)
             case m.Credit(stream=stream, upto=upto):
                 downloads.credit(node.name, stream, upto)
                 return []
@@ -130,13 +167,13 @@ class Dispatch:
                 raise WireError(f"{type(message).__name__} on the data connection")
 
     def _on_leaf(self, node: Node, message: m.LeafAnswer, payload: memoryview, now: float) -> list[Event]:
-        events = leaf_answered(node, message, payload, self.scheduler)
+        events = leaf_answered(node, message, payload, self.scheduler, self.members.nodes)
         self.transfers.leaf_answered(node, message.leaf, now)
         return events
 
     def _on_fault(self, node: Node, message: m.Fault) -> list[Event]:
         if message.kind == "nonfinite" and message.leaf >= 0:
-            return nonfinite_leaf(node, message, self.scheduler)
+            return nonfinite_leaf(node, message, self.scheduler, self.members.nodes)
         if node.state is NodeState.LOADING:
             kind = ConfigError if message.kind == "config" else NodeError
             return self.members.turn_away(node, kind(f"{node.name}: {sentence(message.message)}"))

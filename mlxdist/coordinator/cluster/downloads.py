@@ -12,7 +12,7 @@ from mlxdist.coordinator.schedule.node_speeds import TransferTimes
 from mlxdist.coordinator.schedule.rounds import Assignment, Request
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.leaves import pack_leaf
-from mlxdist.protocol.vectors import OutgoingVector, Vector, VectorHash
+from mlxdist.protocol.vectors import OutgoingVector, Vector, VectorHash, block_count
 
 
 @dataclass
@@ -80,6 +80,11 @@ class Downloads:
             )
             sends.append(to_worker(node, rows, pack_leaf(leaf)))
         return sends
+
+    def is_new(self, name: str, stream: int, upto: int) -> bool:
+        """True if this credit lets in more blocks than those before."""
+        vector = self._under_way.get((name, stream))
+        return vector is not None and min(upto, block_count(len(vector.vector))) > vector.granted
 
     def credit(self, name: str, stream: int, upto: int) -> None:
         """Notes that the worker takes blocks up to this one."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from mlxdist.coordinator.cluster.node import Node
 from mlxdist.coordinator.schedule.rounds import Assignment
 from mlxdist.protocol import messages as m
+from mlxdist.protocol.numerics import Promise
 from mlxdist.protocol.transport import CONTROL, DATA
 from mlxdist.protocol.tree import Span
 from mlxdist.protocol.wire import Buffer
@@ -40,6 +41,7 @@ class NodeNews:
     action: str = ""  # what is done about it
     leaves: tuple[Span, ...] = ()  # which are taken from the node and given to others, by their index in the step
     seconds: float = 0.0  # how long a pause was, when it ends
+    promise: Promise | None = None  # which holds from now on, when it has changed
 
     @property
     def message(self) -> str:
@@ -65,13 +67,22 @@ class FalseAlarm:
 
 
 @dataclass(frozen=True)
+class WrongAnswer:
+    """The node's worker is to be restarted. `counts`: it is certain that its answer was wrong."""
+
+    node: Node
+    cause: str
+    counts: bool = True
+
+
+@dataclass(frozen=True)
 class NotNeeded:
     """Another node was faster: the rest of this assignment is cancelled."""
 
     assignment: Assignment
 
 
-Event = Send | NodeNews | Lost | FalseAlarm | NotNeeded | Assignment
+Event = Send | NodeNews | Lost | FalseAlarm | WrongAnswer | NotNeeded | Assignment
 
 
 def to_worker(node: Node, message: m.Message, payload: Buffer = b"") -> Send:

@@ -5,6 +5,7 @@ Register -> Accept      Hello -> Welcome      Loaded -> Canary      CanaryAnswer
 
 from dataclasses import dataclass
 
+from mlxdist.coordinator.cluster.bit_classes import BitClasses
 from mlxdist.coordinator.cluster.compatibility import check_model, check_versions
 from mlxdist.coordinator.cluster.events import Event, FalseAlarm, NodeNews, Send, news_of, to_supervisor, to_worker
 from mlxdist.coordinator.cluster.membership import Membership
@@ -12,7 +13,7 @@ from mlxdist.coordinator.cluster.node import Control, Node
 from mlxdist.coordinator.cluster.settings import ClusterSettings
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import messages as m
-from mlxdist.protocol.errors import StaleError, WireError
+from mlxdist.protocol.errors import WireError
 from mlxdist.protocol.numerics import CANARY_TIMES, WORKER_ENVIRONMENT
 from mlxdist.protocol.states import NodeEvent, NodeState
 from mlxdist.protocol.transport import CONTROL
@@ -28,6 +29,7 @@ class Joining:
 
     settings: ClusterSettings
     members: Membership
+    bits: BitClasses
     introduction: m.Loaded | None = None
 
     @property
@@ -49,6 +51,9 @@ class Joining:
         known = members.nodes.get(message.name)
         rival = known is not None and not known.gone and known.control.peer != peer
         reason = refusal(message, owner) or members.quarantined.get(message.name, "")
+        here = members.by_peer(CONTROL, peer)
+        if here is not None and here.name != message.name:
+            reason = reason or f"this connection is {here.name}'s, and a node has one name"
         if known is not None and rival and not reason:
             reason, events = self._taken(known, message, now)
         if reason:
@@ -80,6 +85,7 @@ class Joining:
         node.worker.progressed = now
         if before is not None:
             node.speed, node.early_exits = before.speed, before.early_exits
+            node.wrong_answers = before.wrong_answers
         self.members.nodes[node.name] = node
         self.members.given_up.pop(node.name, None)
         return node
@@ -109,11 +115,12 @@ class Joining:
     # ---- the worker
 
     def hello(self, node: Node, message: m.Hello, peer: bytes, now: float) -> list[Event]:
-        """Takes a worker's first message on its data connection. Raises MismatchError for other package versions."""
+        """Takes a worker's first message on its data connection. Raises MismatchError for other package versions.
+
+        One from another connection than the worker's does not come here.
+        """
         if node.worker.data == peer and node.state is NodeState.LOADING:
             return []  # said again while the welcome was on its way
-        if node.worker.data is not None and node.worker.data != peer:
-            raise StaleError("Hello from another connection than the worker's")
         if node.worker.data is not None:
             return self.members.start_again(node, "its worker connected again", now)
         node.move(NodeEvent.WORKER_HELLO)
@@ -133,11 +140,11 @@ class Joining:
 
     def canary(self, node: Node, message: m.CanaryAnswer) -> list[Event]:
         """Takes a worker's canary answers: it is ready."""
-        if len(message.digests) != CANARY_TIMES:
+        if len(message.digests) != CANARY_TIMES or not all(message.digests):
             raise WireError(f"{len(message.digests)} canary answers where {CANARY_TIMES} were due")
         node.move(NodeEvent.CANARY_ANSWERED)
         node.canary, node.early_exits = message.digests, 0
-        return [news_of(node, "ready")]
+        return self.bits.joined(node)
 
 
 def refusal(message: m.Register, owner: str = "") -> str:

@@ -26,6 +26,8 @@ SILENT_HEARTBEATS = 1.5  # heartbeats without a word after which the connection 
 MOST_NODES = 512  # by name, those that are gone included
 TAIL_LINES = 20  # of a worker that ended, in a sentence
 EARLY_EXITS = 3  # workers in a row that ended before they were ready: the node is given up
+MOST_RESTARTS = 3  # of a node's workers within an hour, for wrong answers; after that the node is put out
+HOUR = 3600.0
 
 
 def _random_bits() -> str:
@@ -77,6 +79,12 @@ class Membership:
             return None
         return None if any(not node.gone for node in self.nodes.values()) else next(iter(self.given_up.values()))
 
+    @property
+    def absent(self) -> int:
+        """The number of launched nodes that are gone, or have not come yet, and whose supervisors are started again."""
+        names = self.settings.launched - self.given_up.keys()
+        return sum(name not in self.nodes or self.nodes[name].gone for name in names)
+
     # ---- being there
 
     def heard(self, node: Node, now: float, *, busy: bool) -> list[Event]:
@@ -93,7 +101,9 @@ class Membership:
         Raises WireError for a message that has no place here.
         """
         match message:
-            case m.Heartbeat(worker_pid=pid):
+            case m.Heartbeat(worker_pid=pid, serving=serving):
+                if not serving or node.worker.serving is None:
+                    node.worker.serving = node.control.heard if serving else None
                 return [to_supervisor(node, m.HeartbeatAck(node.session)), *self._look_at_worker(node, pid, leaf)]
             case m.Log(lines=lines):
                 return [NodeNews(node.name, node.state.value, quoted(line, LINE_CHARS), log=True) for line in lines]
@@ -128,8 +138,8 @@ class Membership:
         return self.lose(node, NodeEvent.WORKER_EXIT, with_tail if node.early_exits else cause)
 
     def check(self, node: Node, now: float) -> list[Event]:
-        """Looks at a node's beats and connections."""
-        timing, control, worker = self.settings.timing, node.control, node.worker
+        """Looks at a node's beats and its control connection."""
+        timing, control = self.settings.timing, node.control
         if node.gone:
             return []
         events: list[Event] = []
@@ -139,15 +149,10 @@ class Membership:
         if control.closed is not None and now - control.closed > timing.return_seconds:
             why = f"its connection stayed closed for {timing.return_seconds:.3g} s"
             return self.lose(node, NodeEvent.LOST, why)
-        if (silent > timing.suspect_seconds or control.closed is not None) and node.works:
+        if (silent > timing.suspect_seconds or control.closed is not None) and node.watched:
             node.move(NodeEvent.SILENT)
             why = "its connection is closed" if control.closed is not None else f"no heartbeat for {silent:.3g} s"
             events = [news_of(node, why)]
-        elif worker.data_closed is not None and now - worker.data_closed > timing.return_seconds:
-            why = f"its data connection stayed closed for {timing.return_seconds:.3g} s"
-            events = self.start_again(node, why, now)
-        elif node.state is NodeState.CONNECTING and worker.pid and now - worker.progressed > timing.start_timeout:
-            events = self.restart_worker(node, f"its worker did not say hello for {timing.start_timeout:.3g} s")
         if self.silent(node, now) and now - control.probed > timing.beat_seconds:
             events += self.probe(node, now)
         return events
@@ -183,8 +188,10 @@ class Membership:
 
         for control, worker in ((node.control, node.worker) for node in self.nodes.values()):
             control.heard, worker.progressed = later(control.heard), later(worker.progressed)
+            worker.heard = later(worker.heard)
             control.closed = None if control.closed is None else later(control.closed)
             worker.data_closed = None if worker.data_closed is None else later(worker.data_closed)
+            worker.asked = None if worker.asked is None else later(worker.asked)
         if asleep:
             cause = f"the coordinator's Mac slept for {asleep:.0f} s, or its clock was set"
             return [NodeNews("", "awake", cause, action="its nodes have time to return")]
@@ -200,15 +207,17 @@ class Membership:
         node.lose_worker(event)
         return [Lost(node, cause, action, blame)]
 
-    def start_again(self, node: Node, reason: str, now: float) -> list[Event]:
+    def start_again(
+        self, node: Node, reason: str, now: float, action: str = "", patience: float | None = None
+    ) -> list[Event]:
         """Starts a new session, in which nothing of the old one counts: the worker lost its data connection.
 
         The supervisor, told that the old session is over, asks for the new one and hands it to the same worker, which
-        keeps its model.
+        keeps its model. `patience`: seconds within which the worker is to take it up.
         """
         over = to_supervisor(node, m.Stale(node.session, reason, over=True))
-        events = self.lose(node, NodeEvent.CONNECTION_LOST, reason, blame=False)
-        node.start_session(self.new_session(), now)
+        events = self.lose(node, NodeEvent.CONNECTION_LOST, reason, action, blame=False)
+        node.start_session(self.new_session(), now, patience)
         return [*events, over]
 
     def cut_off(self, node: Node, reason: str) -> list[Event]:
@@ -216,13 +225,24 @@ class Membership:
         over = to_supervisor(node, m.Stale(node.session, reason, over=True))
         return [*self.lose(node, NodeEvent.LOST, reason, "its session is over", blame=False), over]
 
-    def restart_worker(self, node: Node, reason: str) -> list[Event]:
+    def wrong_answer(self, node: Node, cause: str, now: float) -> list[Event]:
+        """Has the worker of a node that gave a wrong answer restarted; where that did not help, puts the node out.
+
+        The leaf in work is not to blame.
+        """
+        node.wrong_answers = (*(time for time in node.wrong_answers if now - time < HOUR), now)
+        if len(node.wrong_answers) <= MOST_RESTARTS:
+            return self.restart_worker(node, cause, blame=False)
+        why = f"its worker was restarted {MOST_RESTARTS} times within an hour for wrong answers, and gave another one"
+        return self.quarantine(node, f"{why} ({cause}). Run `mlxdist selfcheck` there before it takes part again")
+
+    def restart_worker(self, node: Node, reason: str, *, blame: bool = True) -> list[Event]:
         """Has the supervisor start another worker: this one is of no use."""
         node.kill_requested = node.worker.pid
         restart = to_supervisor(node, m.Restart(node.session, node.worker.pid))
         if node.worker.ended:
             return [restart]
-        return [restart, *self.lose(node, NodeEvent.WORKER_EXIT, reason, "its worker is restarted")]
+        return [restart, *self.lose(node, NodeEvent.WORKER_EXIT, reason, "its worker is restarted", blame=blame)]
 
     def turn_away(self, node: Node, error: MlxdistError) -> list[Event]:
         """Tells the node the reason why it cannot take part; the others go on."""

@@ -5,18 +5,18 @@ from dataclasses import dataclass, field
 
 from mlxdist.coordinator.cluster.events import Event, NodeNews, news_of
 from mlxdist.coordinator.cluster.node import Node, ready
+from mlxdist.coordinator.cluster.nonfinite import leaf_phrase, reported
 from mlxdist.coordinator.cluster.placement import ALONE_AFTER, Assigner, Placement, copies, place, too_slow
 from mlxdist.coordinator.cluster.settings import ClusterSettings
 from mlxdist.coordinator.schedule.assign import NodeSeconds, assign
 from mlxdist.coordinator.schedule.deadlines import Deadlines
 from mlxdist.coordinator.schedule.node_speeds import Pacing
 from mlxdist.coordinator.schedule.rounds import Assignment, Request, Round, begin_round, joined_spans, leaf_tokens
-from mlxdist.protocol.errors import MlxdistError, NodeError, NonFiniteError, StaleError
+from mlxdist.protocol.errors import MlxdistError, NodeError, StaleError
 from mlxdist.protocol.leaves import Leaf
 from mlxdist.protocol.tree import Span
 
 FATAL_CRASHES = ALONE_AFTER + 1
-FATAL_NONFINITE = 2
 MOST_FALSE_ALARMS = 3  # of a leaf: one that silences every node for a while must not go round for ever
 TRIED_AGAIN = 20  # steps after which a node that was left out is measured again, each time
 TRIED_SOON = (2, 4, 8)  # and at first: what left it out may have been noise
@@ -166,14 +166,19 @@ class Scheduler:
         assignments = self.round.of(node.name) if self.round is not None else []
         if not assignments and not node.worker.cancelled:
             return None
-        leaf = assignments[0].in_work if assignments else None
         idle = now - node.worker.progressed
-        if leaf is None or self.round is None:  # its partial travels, or it is to let go of a leaf
-            limit = self.deadlines.limit(0, 0, first=True)
-        else:
-            tokens = leaf_tokens(self.round.request.leaves[leaf])
-            limit = self.deadlines.limit(sum(tokens), max(tokens), first=not node.worker.leaves_done)
-        return idle if idle > limit else None
+        return idle if idle > self.patience(node) else None
+
+    def patience(self, node: Node) -> float:
+        """Seconds for which a node's worker may do nothing, with the work that it has."""
+        assignments = self.round.of(node.name) if self.round is not None else []
+        leaf = next((one.in_work for one in assignments if one.in_work is not None), None)
+        if not assignments or self.round is None:  # it is to let go of a leaf
+            return self.deadlines.limit(0, 0, first=True)
+        if leaf is None:  # its partial travels
+            return self.settings.timing.progress_seconds
+        tokens = leaf_tokens(self.round.request.leaves[leaf])
+        return self.deadlines.limit(sum(tokens), max(tokens), first=not node.worker.leaves_done)
 
     def lost(self, name: str, blame: bool) -> list[Span]:
         """Takes back what a node had whose worker is gone; returns the spans that are pending again.
@@ -193,8 +198,8 @@ class Scheduler:
         # Beside other leaves it may not be the cause.
         if assignment.alone and self.round.crashes[leaf] >= FATAL_CRASHES:
             self.failure = NodeError(
-                f"{FATAL_CRASHES} workers ended while they computed {self._leaf(leaf)}, the last one with nothing else "
-                "in work: look at the workers' last lines in the logs, and shorten or leave out these rows",
+                f"{FATAL_CRASHES} workers ended while they computed {leaf_phrase(self.round, leaf)}, the last one with "
+                "nothing else in work: read the workers' last lines in the logs, and shorten or leave out these rows",
                 leaf=leaf,
             )
         return spans
@@ -206,22 +211,9 @@ class Scheduler:
             self.round.false_alarms[leaf] += 1
             self.round.crashes[leaf] -= 1
 
-    def nonfinite(self, assignment: Assignment, leaf: int) -> str:
-        """Has a leaf that gave NaN or Inf computed elsewhere; the same again is a failure. Returns what to say."""
+    def nonfinite(self, assignment: Assignment, span: Span, nodes: Mapping[str, Node], *, said: bool) -> list[Event]:
+        """Has leaves that gave NaN or Inf computed elsewhere (see nonfinite.py), or notes the failure."""
         assert self.round is not None
-        nodes = self.round.nonfinite.setdefault(leaf, [])
-        nodes.append(assignment.node)
-        self.round.drop(assignment)
-        self.round.recomputed += 1
-        if len(nodes) >= FATAL_NONFINITE:
-            self.failure = NonFiniteError(
-                f"NaN or Inf in {self._leaf(leaf)}, on {' and on '.join(nodes)}: no step was taken. Look at these "
-                "rows, or lower train.learning_rate",
-                leaf=leaf,
-            )
-        return f"NaN or Inf in {self._leaf(leaf)}"
-
-    def _leaf(self, index: int) -> str:
-        assert self.round is not None
-        ids = dict.fromkeys(str(row.row_id) for row in self.round.request.leaves[index].rows)
-        return f"leaf {index} of step {self.round.request.step} (rows {', '.join(ids)})"
+        events, failure = reported(self.round, assignment, span, nodes, said=said)
+        self.failure = self.failure or failure
+        return events

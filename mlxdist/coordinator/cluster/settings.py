@@ -19,5 +19,6 @@ class ClusterSettings:
     data_port: int
     timing: TimingConfig = field(default_factory=TimingConfig)
     min_nodes: int = 1
+    mixed: str = "spare"  # what becomes of nodes of another bit class: spare | allow
     launched: frozenset[str] = frozenset()  # the nodes that the coordinator itself starts
     memory: NodeMemory = field(default_factory=NodeMemory)

@@ -10,6 +10,7 @@ from mlxdist.coordinator.cluster.buffers import BufferPool
 from mlxdist.coordinator.cluster.downloads import Downloads
 from mlxdist.coordinator.cluster.events import Event, NotNeeded, news_of, to_worker
 from mlxdist.coordinator.cluster.node import Node
+from mlxdist.coordinator.cluster.nonfinite import refuted
 from mlxdist.coordinator.cluster.scheduler import Scheduler
 from mlxdist.coordinator.cluster.uploads import DamagedError, Uploads
 from mlxdist.coordinator.schedule.node_speeds import TransferTimes
@@ -19,7 +20,7 @@ from mlxdist.protocol.errors import MismatchError, StaleError, WireError
 from mlxdist.protocol.tree import Span
 
 LEAST_SECONDS = 1e-6  # of a partial on its way
-MOST_DAMAGED = 5  # vectors of a worker that came with another hash; after that it is started again
+MOST_DAMAGED = 2  # vectors in a row that came with another hash; after that the worker is restarted
 
 
 @dataclass
@@ -56,29 +57,38 @@ class Transfers:
         upto = self.uploads.block(node.name, message.stream, message.index, payload)
         return [to_worker(node, m.Credit(node.session, message.stream, upto))]
 
-    def ended(self, node: Node, message: m.VectorEnd, scheduler: Scheduler, now: float) -> list[Event]:
-        """Takes the end of a partial: into the round when it is whole, else it is sent again.
+    def ended(
+        self, node: Node, message: m.VectorEnd, scheduler: Scheduler, nodes: Mapping[str, Node], now: float
+    ) -> list[Event]:
+        """Takes the end of a partial: into the round when it is whole and finite; a damaged one is sent again.
 
-        Raises StaleError for one that is not needed any more, WireError when too many of the worker's were damaged.
+        Raises StaleError for one that is not needed any more, WireError for one before the answers to its leaves, and
+        when too many of the worker's were damaged.
         """
         try:
-            offer, vector = self.uploads.end(node.name, message.stream, message.digest)
+            offer, vector, finite = self.uploads.end(node.name, message.stream, message.digest)
         except DamagedError as error:
             self._count_damage(node)
             again = to_worker(node, m.Received(node.session, message.stream, whole=False))
             return [news_of(node, str(error), "sent again"), again]
+        node.worker.damaged = 0
         since_credit = self.times.end("up", node.name, message.stream, now)[0]
         since_offer = self.times.end("offer", node.name, message.stream, now)[0]
         if message.grew:  # what left while its last leaf still computed costs the step nothing
             since_credit = max(min(since_credit, since_offer - message.grew), LEAST_SECONDS)
         node.speed.sent_up(since_credit)
+        current, span = scheduler.current(), Span(offer.start, offer.stop)
+        if not finite and current.misses(offer.attempt, span):
+            self.pool.give_back(vector)
+            return scheduler.nonfinite(current.assignments[offer.attempt], span, nodes, said=False)
         try:
-            done = scheduler.current().partial(offer.attempt, Span(offer.start, offer.stop), vector)
-        except StaleError:
+            done = current.partial(offer.attempt, span, vector)
+        except (StaleError, WireError):
             self.pool.give_back(vector)
             raise
+        node.silences = 0
         received = to_worker(node, m.Received(node.session, message.stream, whole=True))
-        return [received, *map(NotNeeded, done)]
+        return [received, *map(NotNeeded, done), *refuted(current, span, node.name, nodes)]
 
     def leaf_answered(self, node: Node, leaf: int, now: float) -> None:
         """Times the partials that end with this leaf from now on: until now they waited for it."""
@@ -110,7 +120,9 @@ class Transfers:
         seconds, version = self.times.end("down", node.name, message.stream, now)
         worker = node.worker
         if message.whole:
+            node.silences = 0
             node.speed.sent_down(seconds)
+            worker.damaged = 0
             worker.adapter_here = max(worker.adapter_here, version)
             return []
         if not worker.has_reference and worker.adapter_version < 0:
@@ -131,4 +143,4 @@ class Transfers:
     def _count_damage(self, node: Node) -> None:
         node.worker.damaged += 1
         if node.worker.damaged > MOST_DAMAGED:
-            raise WireError(f"{node.worker.damaged} vectors arrived damaged")
+            raise WireError(f"{node.worker.damaged} vectors in a row arrived damaged")

@@ -31,9 +31,12 @@ class Uploads:
     _newest: dict[str, int] = field(default_factory=dict)  # the last stream that each worker has offered
 
     def offer(self, name: str, offer: VectorOffer) -> None:
-        """Notes that a node has a partial. Raises WireError for a stream that is under way already."""
-        if (name, offer.stream) in self._waiting or (name, offer.stream) in self._arriving:
-            raise WireError(f"vector {offer.stream} of {name} was offered before")
+        """Notes that a node has a partial. Raises WireError for a stream, or a partial, that is under way already."""
+        under_way = [*self._waiting.items(), *((key, one) for key, (one, _) in self._arriving.items())]
+        for key, other in under_way:
+            same = (other.attempt, other.start, other.stop) == (offer.attempt, offer.start, offer.stop)
+            if key[0] == name and (key[1] == offer.stream or same):
+                raise WireError(f"vector {offer.stream} of {name} was offered before")
         self._waiting[name, offer.stream] = offer
         self._newest[name] = max(offer.stream, self._newest.get(name, 0))
 
@@ -58,8 +61,8 @@ class Uploads:
         vector.block(index, payload)
         return vector.upto
 
-    def end(self, name: str, stream: int, digest: str) -> tuple[VectorOffer, Vector]:
-        """Takes the end of a vector: returns its offer and its buffer.
+    def end(self, name: str, stream: int, digest: str) -> tuple[VectorOffer, Vector, bool]:
+        """Takes the end of a vector: returns its offer, its buffer, and true if all of it can be summed.
 
         Raises DamagedError, its buffer free again, when the hash differs; WireError when blocks are missing, and
         StaleError for what was thrown away meanwhile.
@@ -73,7 +76,7 @@ class Uploads:
             self._free_again((name, stream))
             raise DamagedError(f"the partial over [{offer.start}, {offer.stop}) arrived damaged") from error
         del self._arriving[name, stream]
-        return offer, vector.buffer
+        return offer, vector.buffer, vector.finite
 
     def arriving(self, name: str, stop: int) -> list[int]:
         """The streams of a node's partials, let in, over subtrees whose last leaf is the one before `stop`."""

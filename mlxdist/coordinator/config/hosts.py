@@ -38,10 +38,11 @@ Interpreter = Annotated[str, Meta(pattern="^(/|$)", description="an absolute pat
 class CoordinatorHost:
     """[coordinator]: where the coordinator runs and listens."""
 
-    host: Text = "localhost"  # the Mac that it runs on
+    host: Text = "localhost"  # the Mac that it runs on; another one: launch is a viewer
     bind: Text = "auto"  # auto = loopback, and the addresses by which the hosts see us; * = every address
     port: Annotated[int, Meta(ge=1024, le=65534)] | Literal[0] = 0  # control; data is the next one; 0 = two free ones
     min_nodes: Annotated[int, Meta(ge=1)] = 1  # the run waits while fewer nodes are ready
+    mixed: Literal["spare", "allow"] = "spare"  # what becomes of a node with other last bits than the run's nodes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,13 +65,13 @@ def _output(text: str, base: Path) -> Path:
 
 
 def _init_adapter(text: str, base: Path) -> str:
-    """Returns a folder that holds an adapter as an absolute path; "" stays."""
+    """Returns a folder that holds an adapter, mlx-lm's or peft's, as an absolute path; "" stays."""
     if not text:
         return ""
     path = absolute(text, base)
-    for name in ("adapter_config.json", "adapters.safetensors"):
-        if not (path / name).is_file():
-            raise BadPathError(f"is not an adapter folder: there is no {path / name}")
+    for names in (("adapter_config.json",), ("adapters.safetensors", "adapter_model.safetensors")):
+        if not any((path / name).is_file() for name in names):
+            raise BadPathError(f"is not an adapter folder: there is no {path / names[0]}")
     return str(path)
 
 

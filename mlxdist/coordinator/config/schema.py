@@ -57,7 +57,9 @@ class BatchConfig:
     micro_size: Count = 1  # rows (pairs) per leaf: what one forward and backward holds
     max_length: Annotated[int, Meta(ge=2)] = 1024  # tokens; longer rows are cut
     max_cut: Share = 0.1  # the run does not start when a greater share of the rows would be cut
-    order: Literal["sorted", "shuffled"] = "sorted"  # dpo, kto: shuffled. sorted = windows of like length, shuffled
+    order: Literal["sorted", "shuffled"] = (
+        "sorted"  # dpo, kto, orpo: shuffled. sorted = windows of like length, shuffled
+    )
     remainder: Literal["drop", "keep"] = "drop"  # the rows of an epoch that fill no window
     seed: Annotated[int, Meta(ge=0, le=2**32 - 1)] = 0  # of the order, the initial adapter and dropout
 
@@ -75,7 +77,7 @@ class LoraConfig:
         *("gate_proj", "up_proj", "down_proj"),
     )
     num_layers: Count | Literal[-1] = -1  # the last N layers; -1 = all
-    init_adapter: str = ""  # adapter folder to start from; "" = a fresh adapter
+    init_adapter: str = ""  # adapter folder to start from, ours, mlx-lm's or peft's; "" = a fresh one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +87,11 @@ class TrainConfig:
     steps: Count | None = 100  # optimizer updates; None when epochs or max_hours says it
     epochs: Positive | None = None  # times through the data, instead of steps
     max_hours: Positive | None = None  # hours of training in all sessions, instead of steps; the schedule follows them
-    learning_rate: Annotated[float, Meta(gt=0, le=1)] = 2e-4  # peak; dpo, kto: 5e-5
-    schedule: Literal["constant", "linear", "cosine"] = "constant"  # after the warmup; dpo, kto: cosine
-    warmup_steps: CountOrOff | Literal["auto"] = 0  # linear, from the first step on; "auto" = a tenth, as for dpo, kto
+    learning_rate: Annotated[float, Meta(gt=0, le=1)] = 2e-4  # peak; dpo, kto, orpo: 5e-5
+    schedule: Literal["constant", "linear", "cosine"] = "constant"  # after the warmup; dpo, kto, orpo: cosine
+    warmup_steps: CountOrOff | Literal["auto"] = (
+        0  # linear, from the first step on; "auto" = a tenth, as for dpo, kto, orpo
+    )
     min_lr_ratio: Share = 0.1  # linear, cosine: the last rate, as a share of learning_rate
     betas: tuple[Part, Part] = (0.9, 0.999)  # AdamW's decay of the two moments, bias-corrected
     eps: Positive = 1e-8  # AdamW's term in the denominator
@@ -133,6 +137,7 @@ class TimingConfig:
     suspect_seconds: Positive = 6.0  # without a heartbeat: the node is suspect
     return_seconds: Positive = 5.0  # after a closed connection: time to come back
     dead_seconds: Positive = 15.0  # without a heartbeat: the node is lost, its work is reassigned
+    data_seconds: Positive = 10.0  # without an answer on a data connection: it is made again
     progress_seconds: Positive = 30.0  # least time that a busy worker may show no progress, …
     progress_factor: Positive = 10.0  # … and this many times the usual time of its leaf; then it is restarted
     copy_factor: Positive = 2.0  # times the expected time of an assignment; then an idle node computes it as well

@@ -24,7 +24,7 @@ _ALSO_ROWS = (".arrow", ".bz2", ".gz", ".tsv", ".txt", ".xlsx", ".xz", ".zip", "
 
 def find(path: str, valid_path: str = "") -> Splits:
     """The sources of `data.path` and `data.valid_path`. Raises DataError for what cannot be read."""
-    valid = _one(valid_path, "valid") if valid_path else None
+    valid = _one(valid_path, "valid", "data.valid_path") if valid_path else None
     place = Path(path)
     if place.is_dir():
         folder = place if _of_split(place, "train") or not (place / "data").is_dir() else place / "data"
@@ -43,6 +43,20 @@ def find(path: str, valid_path: str = "") -> Splits:
 
     splits = find_splits(path)
     return replace(splits, valid=valid or splits.valid)
+
+
+def find_split(path: str, split: str, key: str) -> Source:
+    """The source of a file, or of one split of a folder or hub id. Raises DataError, about the option `key`."""
+    place = Path(path)
+    if place.exists() or path == "-" or place.suffix in READERS:
+        return _one(path, split, key)
+    from mlxdist.coordinator.data.hf_datasets import find_splits
+
+    splits = find_splits(path)
+    source = {"train": splits.train, "valid": splits.valid, "test": splits.test}[split]
+    if source is None:
+        raise DataError(f"{key}: {path} has no split named {split}")
+    return source
 
 
 def of_file(path: Path) -> Source:
@@ -81,13 +95,13 @@ def of_shards(paths: Sequence[Path]) -> Source:
     return Source(name, records)
 
 
-def _one(path: str, split: str) -> Source:
+def _one(path: str, split: str, key: str) -> Source:
     place = Path(path)
     if not place.is_dir():
         return of_file(place)
     found = _in_folder(place, split)
     if found is None:
-        raise DataError(f"data.valid_path: the folder {place} has no {split}.jsonl (.json, .csv, .parquet)")
+        raise DataError(f"{key}: the folder {place} has no {split}.jsonl (.json, .csv, .parquet)")
     return found
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mlxdist.coordinator.batch.row_store import pack
+from mlxdist.coordinator.batch.row_store import TARGET, pack
 from mlxdist.coordinator.encode.assistant_spans import rendered, turn
 from mlxdist.coordinator.encode.boundaries import boundary, common_prefix, cut_left, join_pair
 from mlxdist.coordinator.encode.encoding import Draft, Encoded, Encoding
@@ -133,6 +133,8 @@ def _paired(encoding: Encoding, chosen: Split, rejected: Split) -> list[Encoded]
         ids, start = cut_left(prompt + response, len(prompt), encoding.room)
         ids, start = encoding.bos + ids, len(encoding.bos) + start
         branches.append(pack(ids, [(start, len(ids))]))
+    if len(METHODS[encoding.config.method].stored) > len(branches):  # the text of the chosen answer, all of it a target
+        branches.append(branches[0] | TARGET)
     return [Encoded(tuple(branches), max(lengths))]
 
 

@@ -25,7 +25,7 @@ GONE = Source("an address that was gone at once", 0)
 def source_of(descriptor: int) -> Source:
     """Returns the other end of a connection; GONE where it has ended already, or is no TCP connection."""
     try:
-        with socket.socket(fileno=os.dup(descriptor)) as end:
+        with _copy(descriptor) as end:
             address, port = end.getpeername()[:2]
     except (OSError, ValueError):
         return GONE
@@ -38,7 +38,7 @@ def shut(descriptor: int, source: Source) -> None:
     The number may have been given to another file by now: one with another end is left alone.
     """
     if source != GONE and source_of(descriptor) == source:
-        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as end:
+        with suppress(OSError), _copy(descriptor) as end:
             end.shutdown(socket.SHUT_RDWR)
 
 
@@ -46,11 +46,21 @@ def received_bytes(descriptor: int) -> int:
     """Returns how many bytes have come in over a connection; 0 where the system does not say."""
     level, option, place = RECEIVED_OF_CONNECTION
     try:
-        with socket.socket(fileno=os.dup(descriptor)) as end:
+        with _copy(descriptor) as end:
             said = end.getsockopt(level, option, place + RECEIVED.size)
     except (OSError, ValueError):
         return 0
     return int(RECEIVED.unpack_from(said, place)[0]) if len(said) == place + RECEIVED.size else 0
+
+
+def _copy(descriptor: int) -> socket.socket:
+    """Returns the socket with a descriptor of its own. Raises OSError for a file that is no socket (any more)."""
+    copy = os.dup(descriptor)
+    try:
+        return socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
 
 
 def plain_address(text: str) -> str:

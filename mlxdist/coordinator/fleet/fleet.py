@@ -18,7 +18,7 @@ from mlxdist.coordinator.fleet.sleep_detector import Absence
 from mlxdist.coordinator.schedule.rounds import Request, Round, RowOutputs
 from mlxdist.protocol.errors import NodeError
 from mlxdist.protocol.messages import Loaded
-from mlxdist.protocol.numerics import Promise, promise
+from mlxdist.protocol.numerics import Promise
 from mlxdist.protocol.transport import Hub
 from mlxdist.protocol.tree import Span, TreeSum
 from mlxdist.protocol.vectors import Vector
@@ -131,7 +131,7 @@ class Fleet:
         wrong, unlike = self._audit.conclude(request, answers, findings)
         with self._at_this_time() as cluster:
             for name, what in unlike.items():
-                cluster.tell(name, what, "the promise of this run is a tolerance, not the same bits")
+                cluster.end_promise(name, what, request.step)
             for name, reason in wrong.items():
                 cluster.quarantine(name, reason)
             if wrong:
@@ -145,10 +145,10 @@ class Fleet:
         self._wait(lambda: True if current.complete else None)
         return current.outputs_in_row_order()
 
-    def promise(self) -> Promise:
-        """The promise about the bits, from the canaries of the nodes that have answered."""
-        with self._changed:
-            return promise({node.name: node.canary for node in self._cluster.nodes.values() if node.canary})
+    def begin_promise(self, from_step: int, earlier: Promise | None = None) -> Promise:
+        """The promise about the bits from this step on, once the nodes are ready; `earlier`: of the sessions before."""
+        with self._at_this_time() as cluster:
+            return cluster.begin_promise(from_step, earlier)
 
     def leaves_recomputed(self) -> int:
         """Leaves that were computed, or begun, more than once so far: after a loss, or as copies of late ones."""

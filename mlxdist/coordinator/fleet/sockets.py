@@ -1,6 +1,7 @@
 """The coordinator's two ports over ZeroMQ: the only file of the coordinator that uses it."""
 
 import errno
+import os
 import socket
 import time
 from collections.abc import Sequence
@@ -30,12 +31,11 @@ RETRY_SECONDS = 60
 KEEPALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 60, zmq.TCP_KEEPALIVE_INTVL: 10, zmq.TCP_KEEPALIVE_CNT: 6}
 
 BACKLOG = 512  # connections that the system keeps until they are accepted: one that is lost comes again 1 s later
-IO_THREADS = 2  # encryption is done in them
+MOST_IO_THREADS = 4  # encryption is done in them, at 0.2 GB/s and more in each
 DOMAIN = "mlxdist"
 WATCHED = (
     zmq.EVENT_ACCEPTED
     | zmq.EVENT_DISCONNECTED
-    | zmq.EVENT_CLOSED
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -83,22 +83,27 @@ class RouterHub:
         port: int,
         access: Access | None = None,
         *,
-        io_threads: int = IO_THREADS,
+        io_threads: int = 0,
         handshake_seconds: int = HANDSHAKE_SECONDS,
     ) -> None:
         """Binds control to `port` and data to `port + 1` of all addresses; 0 picks both. "*" is every address.
 
-        With `access` every connection is encrypted, and only its keys are let in.
+        With `access` every connection is encrypted, and only its keys are let in. `io_threads`: 0 = a quarter of the
+        cores where connections are encrypted, else one.
 
         Raises ConfigError for a port in use, or an address that is not this machine's.
         """
-        self._context = zmq.Context(io_threads)
+        quarter = (os.cpu_count() or 1) // 4
+        self._context = zmq.Context(io_threads or (max(1, min(quarter, MOST_IO_THREADS)) if access is not None else 1))
         self._check = _KeyCheck(self._context, access) if access is not None else None
         if self._check is not None:
             self._check.start()  # before any port is open: without it libzmq lets every key in
         self._access, self._doorway = access, Doorway()
-        self._sockets = {CONTROL: self._router(handshake_seconds), DATA: self._router(handshake_seconds)}
-        self._monitors = {name: router.get_monitor_socket(WATCHED) for name, router in self._sockets.items()}
+        self._sockets = {
+            CONTROL: self._router(handshake_seconds, handover=True),
+            DATA: self._router(handshake_seconds, handover=False),
+        }
+        self._monitors = {channel: self._monitor(channel) for channel in self._sockets}
         self.ports: dict[str, int] = {}
         for offset, channel in enumerate(self._sockets):
             self.ports[channel] = self._bind(channel, addresses, port + offset if port else 0)
@@ -111,12 +116,13 @@ class RouterHub:
         if self._check is not None:
             self._poller.register(self._check.zap_socket, zmq.POLLIN)
 
-    def _router(self, handshake_seconds: int) -> "zmq.Socket[bytes]":
+    def _router(self, handshake_seconds: int, *, handover: bool) -> "zmq.Socket[bytes]":
         router = self._context.socket(zmq.ROUTER)
         router.setsockopt(zmq.LINGER, 0)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        # A node that comes back after a half-open connection must not be refused for its own name.
-        router.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        # A supervisor that comes back after a half-open connection must not be refused for its own name. On the data
+        # port no connection takes the name of another: a worker that comes back gets a new session and name.
+        router.setsockopt(zmq.ROUTER_HANDOVER, int(handover))
         router.setsockopt(zmq.MAXMSGSIZE, MOST_FRAME)
         router.setsockopt(zmq.RCVHWM, MOST_QUEUED)
         router.setsockopt(zmq.BACKLOG, BACKLOG)
@@ -131,6 +137,15 @@ class RouterHub:
             router.setsockopt(zmq.CURVE_SECRETKEY, bytes.fromhex(self._access.server.secret))
             router.setsockopt_string(zmq.ZAP_DOMAIN, DOMAIN)
         return router
+
+    def _monitor(self, channel: str) -> "zmq.Socket[bytes]":
+        """Returns the socket that tells of the connections of a channel."""
+        place = f"inproc://monitor-{channel}"
+        self._sockets[channel].monitor(place, WATCHED)
+        monitor = self._context.socket(zmq.PAIR)
+        monitor.setsockopt(zmq.RCVHWM, 0)  # with a limit, a flood of connections would stop libzmq's thread
+        monitor.connect(place)
+        return monitor
 
     def _bind(self, channel: str, addresses: Sequence[str], port: int) -> int:
         """Binds a channel on all addresses. Returns its port. Raises ConfigError."""
@@ -206,7 +221,7 @@ class RouterHub:
                     crowded = self._doorway.accepted(told["value"], source_of(told["value"]))
                     if crowded is not None:
                         shut(*crowded)
-                case zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED:
+                case zmq.EVENT_DISCONNECTED:
                     self._doorway.closed(told["value"])
                 case zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
                     self._doorway.failed(PROTOCOL_FAILURES.get(told["value"], "it speaks another protocol"))
@@ -263,7 +278,7 @@ def _receive(router: "zmq.Socket[bytes]") -> tuple[bytes, Frames, str, int]:
     while frame.more:
         frame = router.recv(zmq.NOBLOCK, copy=False)
         if not frames:
-            key, number = _user(frame), int(frame.get(zmq.SRCFD))
+            key, number = _user(frame), _connection(frame)
         if len(frames) <= MOST_FRAMES:
             frames.append(frame.buffer)
     return peer, frames, key, number
@@ -274,3 +289,11 @@ def _user(frame: zmq.Frame) -> str:
         return str(frame.get("User-Id"))
     except zmq.ZMQError:  # the connection is not encrypted
         return ""
+
+
+def _connection(frame: zmq.Frame) -> int:
+    """The number of the connection; -1 for a peer that libzmq takes for one of the first ZeroMQ, such as TLS."""
+    try:
+        return int(frame.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return -1

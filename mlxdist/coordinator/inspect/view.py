@@ -103,7 +103,8 @@ def _show_samples(samples: list[Sample], console: Console) -> None:
 
 
 def _names(sample: Sample) -> tuple[str, ...]:
-    return ("",) if len(sample.branches) == 1 else (" chosen", " rejected")
+    names = ("",) if len(sample.branches) == 1 else (" chosen", " rejected", " chosen, as text")
+    return names[: len(sample.branches)]
 
 
 def _shortened(text: str) -> str:

@@ -29,7 +29,7 @@ class MemoryNeed:
     @property
     def rows(self) -> str:
         """The rows of the largest leaf in words: 'a row', '4 pairs'."""
-        unit = "pair" if self.leaf.batches == 2 else "row"
+        unit = "pair" if self.leaf.batches > 1 else "row"
         return f"a {unit}" if self.leaf.rows == 1 else f"{self.leaf.rows} {unit}s"
 
     @property

@@ -1,4 +1,4 @@
-"""SFT, DPO and KTO: the scalars, the metrics and the advice of each. The steps they share are in `method`."""
+"""SFT, DPO, KTO and ORPO: the scalars, the metrics and the advice of each. The steps they share are in `method`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,11 +13,10 @@ from mlxdist.coordinator.batch.row_store import PairedRows, Rows
 from mlxdist.coordinator.config.advice import collapse_advice
 from mlxdist.coordinator.fleet.fleet import Fleet
 from mlxdist.coordinator.methods.method import Method, places_named
-from mlxdist.coordinator.methods.step_metrics import Metrics, dpo_metrics, kto_metrics, sft_metrics
-from mlxdist.coordinator.schedule.rounds import Request
+from mlxdist.coordinator.methods.step_metrics import Metrics, dpo_metrics, kto_metrics, orpo_metrics, sft_metrics
 from mlxdist.protocol.errors import NonFiniteError
 from mlxdist.protocol.losses import REFERENCE_POINT
-from mlxdist.protocol.methods import DPO, KTO, SFT, Columns, columns_of
+from mlxdist.protocol.methods import DPO, KTO, ORPO, SFT, Columns, columns_of
 from mlxdist.protocol.objectives import reference_point
 
 
@@ -77,7 +76,7 @@ class Kto(Method):
 
     def _reference_point(self, fleet: Fleet, rows: PairedRows, step: Step, adapter_version: int) -> float:
         leaves = cut_kl(step, rows, self.config.batch.micro_size, self.config.batch.max_length)
-        request = Request("score", step.number, adapter_version, leaves, parameters="current+reference")
+        request = self._score_request(step.number, adapter_version, leaves, "current+reference")
         with places_named(rows, step.rows, leaves):
             answers = fleet.score(request)
             for leaf, row_outputs in zip(leaves, answers, strict=True):
@@ -92,4 +91,18 @@ class Kto(Method):
         return reference_point(scores["policy"], scores["ref"])
 
 
-KINDS: Mapping[str, type[Method]] = MappingProxyType({SFT.name: Sft, DPO.name: Dpo, KTO.name: Kto})
+@dataclass
+class Orpo(Method):
+    """Odds-ratio preference optimization: cross-entropy of the chosen text, and the odds of chosen over rejected."""
+
+    def scalars(self, fleet: Fleet, rows: Rows, step: Step, adapter_version: int) -> dict[str, float]:
+        """Returns beta, and the weight that turns a division by pairs into one by the step's tokens of text."""
+        tokens = sum(int(rows.rows(row)[2].targets.sum()) for row in step.rows)
+        return {"beta": self.config.preference.beta, "text_weight": len(step.rows) / tokens}
+
+    def metrics(self, columns: Columns, weight: int, scalars: Mapping[str, float]) -> Metrics:
+        """Returns loss, its two parts, rewards and log-probs over the pairs."""
+        return orpo_metrics(columns, beta=scalars["beta"], text_weight=scalars["text_weight"])
+
+
+KINDS: Mapping[str, type[Method]] = MappingProxyType({SFT.name: Sft, DPO.name: Dpo, KTO.name: Kto, ORPO.name: Orpo})

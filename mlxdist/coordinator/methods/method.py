@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 
 from mlxdist.coordinator.batch.batch_order import Step, validation_step
 from mlxdist.coordinator.batch.micro_batches import cut
@@ -44,6 +45,23 @@ class StepAnswer:
     metrics: Metrics
     leaves: tuple[Leaf, ...]
     references: References
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Rows that were scored, in row order [R], and the values that hold for all of them."""
+
+    order: Sequence[int]  # their places in the data
+    leaves: tuple[Leaf, ...]
+    columns: Columns  # the loss, log-probs as the loss sees them, labels
+    weight: int  # that the sum of the losses is divided by
+    scalars: Mapping[str, float]
+
+    @property
+    def targets(self) -> npt.NDArray[np.int64]:
+        """The targets of each row [R, branches]: one number, or those of chosen and rejected."""
+        counts = [int(row.targets.sum()) for leaf in self.leaves for row in leaf.rows]
+        return np.array(counts, np.int64).reshape(len(self.order), -1)
 
 
 @dataclass
@@ -91,7 +109,14 @@ class Method(ABC):
         known = columns_of(spec.reference, taken(references.train, order))
         inputs = per_leaf(leaves, {**labels, **known})
         request = Request(
-            "gradient", step.number, adapter_version, leaves, loss=self.loss, scalars=scalars, row_inputs=inputs
+            "gradient",
+            step.number,
+            adapter_version,
+            leaves,
+            loss=self.loss,
+            scalars=scalars,
+            row_inputs=inputs,
+            columns=spec.row_outputs,
         )
         with places_named(self.rows, order, leaves):
             grad_sum, answers = fleet.gradient(request)
@@ -105,6 +130,13 @@ class Method(ABC):
         self, fleet: Fleet, limit: int, adapter_version: int, references: References
     ) -> tuple[Metrics, References]:
         """Returns the metrics of the first `limit` validation rows, and the references that are known afterwards."""
+        scored, references = self.score(fleet, limit, adapter_version, references)
+        return self.metrics(scored.columns, scored.weight, scored.scalars), references
+
+    def score(
+        self, fleet: Fleet, limit: int, adapter_version: int, references: References
+    ) -> tuple[Scored, References]:
+        """Returns the first `limit` validation rows, scored, and the references that are known afterwards."""
         assert self.valid is not None
         spec, rows = self.spec, self.valid
         step = validation_step(rows.lengths, limit, spec.name, adapter_version)
@@ -112,7 +144,7 @@ class Method(ABC):
         scalars = self.scalars(fleet, rows, step, adapter_version)
         known = taken(references.valid, order)
         parameters = "current+reference" if np.isnan(known).any() else "current"
-        answers = fleet.score(Request("score", adapter_version, adapter_version, leaves, parameters=parameters))
+        answers = fleet.score(self._score_request(adapter_version, adapter_version, leaves, parameters))
         scores = columns_of(spec.scores(parameters), np.concatenate(answers))
         if parameters == "current":
             references = references.with_valid(order, known, known.size)
@@ -120,12 +152,16 @@ class Method(ABC):
             references = references.with_valid(order, table_of(scores, spec.reference), 0)
         columns = {**scores, **columns_of(spec.reference, taken(references.valid, order))}
         if self.loss in PER_TOKEN_MEAN:
-            columns = per_token(columns, leaves, spec)
+            columns |= per_token(columns, leaves, spec, PER_TOKEN_MEAN[self.loss])
         columns |= self._labels(rows, order)
         with mx.stream(mx.cpu):
             on_cpu = {name: mx.array(column) for name, column in columns.items()}
             columns[LOSS] = np.array(row_losses(spec.name, self.loss, on_cpu, scalars))
-        return self.metrics(columns, self._weight(leaves), scalars), references
+        return Scored(order, leaves, columns, self._weight(leaves), scalars), references
+
+    def _score_request(self, step: int, adapter_version: int, leaves: tuple[Leaf, ...], parameters: str) -> Request:
+        columns = self.spec.scores(parameters)
+        return Request("score", step, adapter_version, leaves, parameters=parameters, columns=columns)
 
     def _cut(self, rows: Rows, step: Step) -> tuple[Leaf, ...]:
         return cut(step, rows, self.config.batch.micro_size, self.config.batch.max_length)
@@ -146,11 +182,11 @@ def table_of(columns: Columns, names: Sequence[str]) -> Table:
     return np.stack(some, axis=1) if some else np.empty((0, 0), np.float32)
 
 
-def per_token(columns: Columns, leaves: Iterable[Leaf], spec: MethodSpec) -> dict[str, Column]:
-    """Returns row sums [R] of log-probabilities as means over the targets of a row."""
+def per_token(columns: Columns, leaves: Iterable[Leaf], spec: MethodSpec, branches: int) -> dict[str, Column]:
+    """Returns row sums [R] of log-probabilities as means over the targets of a row, those of the first branches."""
     targets = [row.targets.sum() for leaf in leaves for row in leaf.rows]
     counts = np.array(targets, np.float32).reshape(-1, spec.branches).T
-    sides = (*zip(spec.policy, counts, strict=True), *zip(spec.reference, counts, strict=False))
+    sides = [*zip(spec.policy, counts[:branches], strict=False), *zip(spec.reference, counts, strict=False)]
     return {name: columns[name] / count for name, count in sides}
 
 

@@ -39,6 +39,28 @@ def dpo_metrics(columns: Columns, *, beta: float) -> Metrics:
     }
 
 
+def orpo_metrics(columns: Columns, *, beta: float, text_weight: float) -> Metrics:
+    """Returns TRL's ORPO metrics over R pairs. Rewards are beta * mean log-probs, as there is no reference.
+
+    `nll_loss` is the cross-entropy of prompts and chosen answers for each token.
+    """
+    chosen, rejected = (columns[name].astype(np.float64) for name in ("policy_chosen", "policy_rejected"))
+    with np.errstate(divide="ignore"):
+        odds = (chosen - rejected) - (np.log(-np.expm1(chosen)) - np.log(-np.expm1(rejected)))
+    return {
+        "loss": _mean(columns[LOSS]),
+        "nll_loss": -text_weight * _mean(columns["policy_text"].astype(np.float64)),
+        "log_odds_ratio": _mean(-np.logaddexp(0.0, -odds)),
+        "log_odds_chosen": _mean(odds),
+        "rewards/chosen": beta * _mean(chosen),
+        "rewards/rejected": beta * _mean(rejected),
+        "rewards/margins": beta * _mean(chosen - rejected),
+        "rewards/accuracies": int(np.count_nonzero(chosen > rejected)) / len(chosen),
+        "logps/chosen": _mean(chosen),
+        "logps/rejected": _mean(rejected),
+    }
+
+
 def kto_metrics(columns: Columns, reference_point: float, *, beta: float) -> Metrics:
     """Returns TRL's KTO metrics over R rows, from losses, log-probabilities in nats, and labels (1 where desirable).
 

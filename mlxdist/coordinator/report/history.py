@@ -37,6 +37,8 @@ class History:
     redone: Redone = field(default_factory=Redone)
     pauses: Mapping[int, float] = field(default_factory=dict)  # seconds in evaluations, by step
     elapsed: Mapping[int, float] = field(default_factory=dict)  # seconds of training up to the end of a step, by step
+    total_steps: int | None = None
+    status: str | None = None  # of the end, where that is the last event
 
 
 def read_history(path: Path) -> History:
@@ -48,12 +50,15 @@ def read_history(path: Path) -> History:
     pauses: dict[int, float] = {}
     elapsed: dict[int, float] = {}
     wall, peak, redone = 0.0, None, Redone()
+    total, status = None, None
     for _, event in events(path):
         wall = max(wall, event.get("wall_seconds") or 0.0)
         kind, step = event.get("event"), event.get("step", 0)
+        status = event.get("status") if kind == "done" else None
         if kind == "train":
             train[step] = event["loss"]
             times[step] = _step_time(event)
+            total = event.get("total_steps")
             if event.get("elapsed_seconds") is not None:
                 elapsed[step] = event["elapsed_seconds"]
             gb = event.get("peak_gb")
@@ -69,7 +74,7 @@ def read_history(path: Path) -> History:
                 redone.seconds + event.get("seconds_lost", 0.0),
                 redone.leaves + event.get("leaves_recomputed", 0),
             )
-    return History(train, vals, best, wall, peak, times, redone, pauses, elapsed)
+    return History(train, vals, best, wall, peak, times, redone, pauses, elapsed, total, status)
 
 
 def _step_time(event: Mapping[str, Any]) -> StepTime:

@@ -6,6 +6,7 @@ and the event's own keys; `progress` is in [0, 1]; a number that is not finite i
     stage {message, progress?}     train {step, total_steps, progress, message, loss, grad_norm, …}
     checkpoint {step, path, best}  val {step, message, loss, metrics, seconds}
     done {status, step, message}   node {name, state, message, cause, action, leaves}
+    promise {step, promise, reason, message}
 
 A node's `leaves` are the spans [start, stop) of the step in work that go from it to others. The `elapsed_seconds` of
 train are the training time of all sessions up to the end of its step: with `train.max_hours` the learning rate of the
@@ -39,6 +40,7 @@ from mlxdist.coordinator.report.printed_lines import PrintedLines
 from mlxdist.coordinator.report.summary import Ending, Results, Told, summary_of
 from mlxdist.coordinator.storage.run_folder import RunFolder, finite, write_json
 from mlxdist.protocol.errors import SaveError
+from mlxdist.protocol.numerics import Promise
 
 _STAGE_GRAIN = 0.05  # a stage's progress gets a line of the file for every such part
 
@@ -207,6 +209,12 @@ class Reporter:
             "stage", {"message": news.message, "paused": not over, **({"seconds": news.seconds} if over else {})}
         )
         self._display.pause(news.message, over=over)
+
+    def promise(self, promise: Promise) -> None:
+        """Tells what is promised about the bits from a step on."""
+        keys = {"promise": promise.kind, "reason": promise.reason, "message": promise.sentence}
+        self._tell("promise", {"step": promise.from_step, **keys})
+        self._display.say(promise.sentence)
 
     def checkpoint(self, step: int, path: Path, *, best: bool) -> None:
         """Tells that a checkpoint was saved; `best` where it is the best evaluation so far."""

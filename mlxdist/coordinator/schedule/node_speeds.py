@@ -174,6 +174,10 @@ class TransferTimes:
         began, version = self._began.pop((way, name, stream), (now, -1))
         return now - began, version
 
+    def under_way(self, name: str) -> bool:
+        """True while a vector travels to or from this node."""
+        return any(key[1] == name for key in self._began)
+
     def forget(self) -> None:
         """Forgets the times that are being taken: the clock ran while nothing could travel."""
         self._began.clear()

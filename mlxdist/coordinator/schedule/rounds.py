@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from mlxdist.protocol.errors import StaleError
+from mlxdist.protocol.errors import StaleError, WireError
 from mlxdist.protocol.leaves import Leaf
 from mlxdist.protocol.states import STEP_TRANSITIONS, StepEvent, StepState, advance
 from mlxdist.protocol.tree import Span, subtrees
@@ -25,9 +25,9 @@ RowOutputs = npt.NDArray[np.float32]  # [rows or pairs of a leaf, columns]
 class Request:
     """A request of the training loop: `verb` gradient | score, on these leaves, with this adapter version and loss.
 
-    `row_inputs`: inputs of the loss by leaf index (reference log-probs, labels); may be empty. `apart`: leaves whose
-    partials come alone. `only`: the leaves that are asked for, when not all, and the nodes that each is asked of, by
-    preference.
+    `row_inputs`: inputs of the loss by leaf index (reference log-probs, labels); may be empty. `columns`: the names of
+    the row outputs that are due; empty: any number of them. `apart`: leaves whose partials come alone. `only`: the
+    leaves that are asked for, when not all, and the nodes that each is asked of, by preference.
     """
 
     verb: str
@@ -38,6 +38,7 @@ class Request:
     parameters: str = "current"
     scalars: Mapping[str, float] = field(default_factory=dict)
     row_inputs: Mapping[int, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)
+    columns: tuple[str, ...] = ()
     apart: frozenset[int] = frozenset()
     only: Mapping[int, tuple[str, ...]] | None = None
 
@@ -106,6 +107,7 @@ class Round:
     blamed_leaf: dict[str, int] = field(default_factory=dict)  # the leaf at which a node was lost last
     false_alarms: Counter[int] = field(default_factory=Counter)  # crashes that were none, by leaf
     nonfinite: dict[int, list[str]] = field(default_factory=dict)  # the nodes on which a leaf gave NaN or Inf
+    restarted: set[str] = field(default_factory=set)  # nodes whose worker was restarted since, for that reason
     recomputed: int = 0  # leaves, for each time that one was computed, or begun, in vain or once more
 
     @property
@@ -130,22 +132,30 @@ class Round:
         return [assignment for assignment in self.assignments.values() if assignment.node == node]
 
     def check(self, name: str, step: int, attempt: int, adapter_version: int, span: Span) -> Assignment:
-        """The assignment of an answer. Raises StaleError when it belongs to another step, attempt, version or node."""
+        """The assignment of an answer.
+
+        Raises StaleError for another step, attempt or version, WireError for work that was not given to the node.
+        """
         asked = (self.request.step, self.request.adapter_version)
         if (step, adapter_version) != asked:
             given = f"step {step}, adapter version {adapter_version}"
             raise StaleError(f"an answer to {given}; this is step {asked[0]}, adapter version {asked[1]}")
         mine = self.assignments.get(attempt)
-        if mine is None or mine.node != name:
+        if mine is None:
             raise StaleError(f"attempt {attempt} is not {name}'s work in step {step}")
-        if not (mine.span.start <= span.start < span.stop <= mine.span.stop):
-            raise StaleError(f"leaves {span} are not {name}'s work in step {step}")
+        if mine.node != name or not mine.span.start <= span.start < span.stop <= mine.span.stop:
+            raise WireError(f"leaves {span} of attempt {attempt} were not given to it")
         return mine
 
     # ---- what comes back
 
     def answer(self, assignment: Assignment, leaf: int, row_outputs: RowOutputs) -> list[Assignment]:
-        """Keeps a leaf's row outputs; the first ones count. Returns the assignments that are not needed any more."""
+        """Keeps a leaf's row outputs; the first ones count. Returns the assignments that are not needed any more.
+
+        Raises WireError for a second answer of the same attempt.
+        """
+        if leaf in assignment.answered:
+            raise WireError(f"leaf {leaf} was answered before")
         assignment.answered.add(leaf)
         self.recomputed += leaf in self.answers
         if leaf not in self.answers:
@@ -157,9 +167,15 @@ class Round:
         return attempt in self.assignments and span in self.assignments[attempt].missing
 
     def partial(self, attempt: int, span: Span, vector: Vector) -> list[Assignment]:
-        """Keeps a whole partial. Raises StaleError for a subtree that this attempt is not to bring any more."""
+        """Keeps a whole partial.
+
+        Raises StaleError for a subtree that this attempt is not to bring any more, WireError before all of its leaves
+        have answered: without these answers the round would not end.
+        """
         if not self.misses(attempt, span):
             raise StaleError(f"the partial over {span} is not missing in attempt {attempt}")
+        if not self.assignments[attempt].answered.issuperset(range(span.start, span.stop)):
+            raise WireError(f"the partial over {span} came before the answers to its leaves")
         self.partials.append((span, vector))
         self.senders[span] = self.assignments[attempt].node
         return self._came(span)

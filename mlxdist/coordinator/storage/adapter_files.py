@@ -19,6 +19,8 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
+from mlxdist.coordinator.storage import peft_layout
+from mlxdist.coordinator.storage.peft_read import from_peft, is_peft
 from mlxdist.coordinator.storage.run_folder import RunFolder, read_json, saving, write_aside, write_json
 from mlxdist.protocol.errors import UserError
 
@@ -45,22 +47,16 @@ def write_adapter(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[s
 def load_adapter(folder: Path) -> tuple[dict[str, Tensor], dict[str, object]]:
     """Returns an adapter's tensors as float32 with the padding stripped, and its configuration: ours or mlx-lm's.
 
+    The folder may be peft's too: its tensors are then returned in our layout, and a configuration with their scale.
+
     Raises:
         UserError: there is none, it is not LoRA, or its tensors do not fit its configuration.
     """
     run = RunFolder(folder)
     config = _load_config(run)
-    if not run.adapters.is_file():
-        raise UserError(f"{folder} is no adapter folder: it has no {run.adapters.name}.")
-    import mlx.core as mx
-
-    try:
-        with safe_open(run.adapters, framework="numpy"):  # compares the size and all offsets with the header
-            loaded = mx.load(str(run.adapters))  # not by safetensors, as numpy knows no bfloat16
-    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
-        raise UserError(f"{run.adapters} cannot be read ({error}). Copy it again from its source.") from None
-    assert isinstance(loaded, dict)
-    tensors = {name: as_float32(loaded[name]) for name in sorted(loaded)}
+    if is_peft(config):
+        return _load_peft(folder, config)
+    tensors = _read_tensors(folder, run.adapters)
     others = [name for name in tensors if not name.endswith((".lora_a", ".lora_b"))]
     if others or not tensors:
         what = f"holds {others[0]}" if others else "holds no tensor"
@@ -73,6 +69,29 @@ def load_adapter(folder: Path) -> tuple[dict[str, Tensor], dict[str, object]]:
         return {name: _strip(name, tensor, int(wanted[_module(name)])) for name, tensor in tensors.items()}, config
     except (ValueError, TypeError, IndexError) as error:
         raise UserError(f"The adapter in {folder} does not fit together: {error}.") from None
+
+
+def _load_peft(folder: Path, config: dict[str, object]) -> tuple[dict[str, Tensor], dict[str, object]]:
+    try:
+        tensors, scale = from_peft(_read_tensors(folder, folder / peft_layout.FILE), config)
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(f"The PEFT adapter in {folder} cannot be used: {error}.") from None
+    return tensors, {"fine_tune_type": "lora", "lora_parameters": {"scale": scale}}
+
+
+def _read_tensors(folder: Path, file: Path) -> dict[str, Tensor]:
+    """Returns the tensors of a file as float32, by sorted name. Raises UserError."""
+    if not file.is_file():
+        raise UserError(f"{folder} is no adapter folder: it has no {file.name}.")
+    import mlx.core as mx
+
+    try:
+        with safe_open(file, framework="numpy"):  # compares the size and all offsets with the header
+            loaded = mx.load(str(file))  # not by safetensors, as numpy knows no bfloat16
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
+        raise UserError(f"{file} cannot be read ({error}). Copy it again from its source.") from None
+    assert isinstance(loaded, dict)
+    return {name: as_float32(loaded[name]) for name in sorted(loaded)}
 
 
 def applied_ranks(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
@@ -132,11 +151,13 @@ def _load_config(run: RunFolder) -> dict[str, object]:
         raise UserError(f"{run.path} is no adapter folder: it has no readable {run.adapter_config.name}.") from None
     except ValueError as error:
         raise UserError(f"{run.adapter_config} cannot be used: {error}. Copy it again from its source.") from None
+    if is_peft(config):
+        return config
     kind = config.get("fine_tune_type", "lora")
     if kind != "lora" or not isinstance(config.get("lora_parameters"), dict):
         raise UserError(
-            f"{run.adapter_config} describes no LoRA adapter of mlx-lm (fine_tune_type {kind!r}). A run can start from "
-            "LoRA only; a PEFT adapter has to be converted first."
+            f"{run.adapter_config} describes no LoRA adapter of mlx-lm or PEFT (fine_tune_type {kind!r}). A run can "
+            "start from LoRA only."
         )
     return config
 

@@ -14,12 +14,19 @@ def first_reading(folder: RunFolder, now: datetime) -> datetime:
 
     Raises UserError for a file that cannot be read, SaveError where it cannot be written.
     """
+    kept = kept_reading(folder)
+    if kept is None:
+        write_json(folder.state / FILE, {"moment": now.isoformat()})
+    return kept or now
+
+
+def kept_reading(folder: RunFolder) -> datetime | None:
+    """The moment kept in the run's state; None without one. Raises UserError for a file that cannot be read."""
     path = folder.state / FILE
     try:
         return datetime.fromisoformat(json.loads(path.read_text(encoding="utf-8"))["moment"])
     except FileNotFoundError:
-        write_json(path, {"moment": now.isoformat()})
-        return now
+        return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{path} cannot be read ({error}): it holds the date that the chat template writes into the rows, as "

@@ -1,7 +1,7 @@
 """The first values of the adapter: random ones, or those of an earlier adapter."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import mlx.core as mx
@@ -43,11 +43,19 @@ def start_from(folder: Path, manifest: Manifest, scale: float) -> Vector:
             f"lora.init_adapter = {str(folder)!r} was trained with scale {theirs_scale}, and lora.scale is {scale}: "
             f"under another scale it is another model; set lora.scale = {theirs_scale}"
         )
+    names = {tensor.name for tensor in manifest}
+    tensors = {_known(name, names): tensor for name, tensor in tensors.items()}
     theirs = manifests.make({name: tuple(tensor.shape) for name, tensor in tensors.items()})
     if theirs != manifest:
         what = "; ".join(list(manifests.differences(manifest, theirs))[:3])
         raise ConfigError(f"lora.init_adapter = {str(folder)!r} does not fit this run's LoRA layers: {what}")
     return manifests.join(manifest, tensors)
+
+
+def _known(name: str, names: Collection[str]) -> str:
+    """Returns the name that a tensor of experts has here: transformers calls Mixtral's block of experts mlp."""
+    other = name.replace(".mlp.switch_mlp.", ".block_sparse_moe.switch_mlp.")
+    return other if name not in names and other in names else name
 
 
 def tensors_of(manifest: Manifest, adapter: Vector) -> Mapping[str, Vector]:

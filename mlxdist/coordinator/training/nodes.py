@@ -25,6 +25,7 @@ from mlxdist.coordinator.report.reporter import Reporter
 from mlxdist.coordinator.storage.node_log import append_line
 from mlxdist.coordinator.storage.run_folder import RunFolder
 from mlxdist.coordinator.training.prepare import Prepared
+from mlxdist.coordinator.training.promises import PromiseFile
 from mlxdist.keys.choose import INSECURE
 from mlxdist.protocol.errors import SaveError
 from mlxdist.protocol.transport import CONTROL, DATA
@@ -50,10 +51,11 @@ def started_nodes(
     addresses = listening(hosts, roster, own_addresses())
     hub = RouterHub(addresses, hosts.coordinator.port, access)
     nodes = Supervisors(prepared.config.output.name, timing.stop_seconds, timing.restart_seconds, clock)
+    promises = PromiseFile(folder, report)
     fleet = Fleet(
         Cluster(cluster_settings(prepared, hosts, roster, hub.ports[DATA])),
         hub,
-        on_news=lambda news: tell(news, report, folder),
+        on_news=lambda news: tell(news, report, folder, promises),
         watch=nodes.watch,
         clock=clock,
         audit=Audit(prepared.config.train.audit, prepared.config.batch.seed),
@@ -77,6 +79,7 @@ def started_nodes(
         try:
             fleet.close(reason)
         finally:
+            promises.flush()
             for event in nodes.stop():
                 write_log(event, report, folder)
 
@@ -103,6 +106,7 @@ def cluster_settings(prepared: Prepared, hosts: Hosts, roster: Roster, data_port
         data_port=data_port,
         timing=prepared.config.timing,
         min_nodes=hosts.coordinator.min_nodes,
+        mixed=hosts.coordinator.mixed,
         launched=frozenset(node.name for node in roster.ready),
         memory=prepared.memory,
     )
@@ -118,9 +122,15 @@ def write_log(printed: Printed, report: Reporter, folder: RunFolder) -> None:
         report.saved("log")
 
 
-def tell(news: NodeNews, report: Reporter, folder: RunFolder) -> None:
-    """Writes a node's own lines to its log and shows some of them, and gives all other news to the report."""
-    if news.log:
+def tell(news: NodeNews, report: Reporter, folder: RunFolder, promises: PromiseFile) -> None:
+    """Writes a node's own lines to its log and shows some of them, and a new promise to config.json.
+
+    All other news go to the report.
+    """
+    promises.flush()
+    if news.promise is not None:
+        promises.add(news.promise)
+    elif news.log:
         write_log(Printed(news.name, news.message), report, folder)
         report.printed(news.name, news.message)
     elif news.state == "awake":

@@ -24,6 +24,7 @@ from mlxdist.coordinator.storage.sealed import seal
 from mlxdist.coordinator.training import initial_adapter as adapters
 from mlxdist.coordinator.training.optimizer import optimizer_of
 from mlxdist.coordinator.training.prepare import Prepared
+from mlxdist.coordinator.training.promises import earlier_promises, promise_keys
 from mlxdist.coordinator.training.resume import (
     REFERENCE,
     REFERENCE_FILE,
@@ -54,7 +55,7 @@ class Start:
     manifest: Manifest
     identity: dict[str, Any]  # what the state belongs to, see `identity_of` and `facts_of`
     ready: int  # nodes
-    promise: Promise
+    promises: tuple[Promise, ...]  # the last one holds
 
 
 def start(prepared: Prepared, hosts: Hosts, roster: Roster, folder: RunFolder, fleet: Fleet, report: Reporter) -> Start:
@@ -81,7 +82,10 @@ def start(prepared: Prepared, hosts: Hosts, roster: Roster, folder: RunFolder, f
     ready = fleet.wait_for_nodes(max(len(roster.ready), needed), needed, config.timing.start_timeout)
     for line in roster_lines(shown_nodes(fleet.hosts_and_canaries(), roster)) if roster.seen else ():
         report.note(line)
-    return Start(method, state, manifest, identity | facts, ready, fleet.promise())
+    before = earlier_promises(folder, state.step)
+    promise = fleet.begin_promise(state.step + 1, before[-1] if before else None)
+    promises = before if promise in before else (*before, promise)
+    return Start(method, state, manifest, identity | facts, ready, promises)
 
 
 def shown_nodes(nodes: Mapping[str, tuple[Mapping[str, str], tuple[str, ...]]], roster: Roster) -> list[RosterLine]:
@@ -103,22 +107,25 @@ def shown_nodes(nodes: Mapping[str, tuple[Mapping[str, str], tuple[str, ...]]], 
 
 def announce(prepared: Prepared, start: Start, folder: RunFolder, report: Reporter) -> None:
     """Writes config.json, and tells the person what the run will do."""
-    config, rows, promise = prepared.config, len(prepared.dataset.train), start.promise
+    config, rows, promise = prepared.config, len(prepared.dataset.train), start.promises[-1]
     write_json(
         folder.config,
         {
             **as_json(config),
             "data_digest": prepared.dataset.digest,
             "numerics_id": prepared.spec.numerics_id,
-            "promise": promise.kind,
-            "promise_reason": promise.reason,
+            **promise_keys(start.promises),
             "schedules": schedules(folder, start.state.step, schedule_phrase(config.train, prepared.total_steps)),
         },
     )
     plan = plan_sentences(config, start.manifest, rows, prepared.total_steps, start.ready)
     hours = hours_sentences(config.train, start.state.elapsed_seconds)
-    for sentence in (*prepared.data_notes, *plan, *hours, *prepared.memory_notes, f"{promise.kind}: {promise.reason}"):
+    for sentence in (*prepared.data_notes, *plan, *hours, *prepared.memory_notes):
         report.note(sentence)
+    if promise.from_step > start.state.step:
+        report.promise(promise)
+    else:
+        report.note(promise.sentence)
     report.stage("training")
 
 

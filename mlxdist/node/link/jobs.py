@@ -34,6 +34,7 @@ class ComputeAssignment:
     row_inputs: tuple[RowInputs, ...]  # by leaf
     adapter: Vector
     reference: Vector | None  # the reference's adapter; None: the base
+    row_bytes: int = 0  # that its rows take
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The worker's half of the data connection: messages in, jobs and messages out. No socket, no thread, no mlx.
 
-Welcome -> LoadModel          Canary -> ComputeCanary
+Welcome -> LoadModel          Canary -> ComputeCanary          Ping -> Pong
 VectorOffer, VectorBlock, VectorEnd -> a new adapter version, or the reference's adapter
 Assignment, LeafRows -> ComputeAssignment, as soon as all rows and the adapter version are here
 Credit -> blocks of a partial; Received -> the partial is forgotten, or offered again
@@ -34,6 +34,11 @@ from mlxdist.protocol.tree import Span
 from mlxdist.protocol.vectors import IncomingVector, Vector
 from mlxdist.protocol.wire import Buffer
 
+MOST_VECTORS = 8  # on their way down at once; a coordinator of ours sends two
+MOST_JOBS = 65_536  # that wait, of one step
+MOST_ROW_BYTES = 1 << 30  # of their rows
+INPUT_BYTES = 32  # of one row input
+
 
 @dataclass
 class _Arriving:
@@ -41,6 +46,7 @@ class _Arriving:
 
     assignment: m.Assignment
     rows: dict[int, tuple[Leaf, RowInputs]] = field(default_factory=dict)  # by leaf
+    row_bytes: int = 0
 
 
 @dataclass
@@ -60,6 +66,7 @@ class Session:
     _reference_damaged: bool = False  # it is sent again; until then the base would be used, so nothing is computed
     _incoming: dict[int, tuple[m.VectorOffer, IncomingVector]] = field(default_factory=dict)
     _arriving: deque[_Arriving] = field(default_factory=deque)
+    _row_bytes: int = 0  # of all assignments that wait
     _growing: int | None = None  # the stream of the partial that is not whole yet
     outgoing: Outgoing = field(init=False)
 
@@ -82,7 +89,10 @@ class Session:
     def next_job(self) -> Job:
         """Takes the next job; an assignment counts as being computed until `done`."""
         job = self.jobs.popleft()
-        self.computing = job.assignment.attempt if isinstance(job, ComputeAssignment) else None
+        self.computing = None
+        if isinstance(job, ComputeAssignment):
+            self.computing = job.assignment.attempt
+            self._row_bytes -= job.row_bytes
         return job
 
     def needed(self, attempt: int) -> bool:
@@ -149,16 +159,18 @@ class Session:
     def handle(self, message: m.Message, payload: memoryview) -> None:
         """Takes one message; another session's changes nothing. Raises WireError for one that makes no sense here."""
         if isinstance(message, m.Reject):
-            self.jobs.append(Finish(message.reason, refused=True))
+            self._add(Finish(message.reason, refused=True))
             return
         if getattr(message, "session", None) != self.id or self.over:
             return
         match message:
             case m.Welcome(spec=spec):
                 self.spec = spec
-                self.jobs.append(LoadModel(spec))
+                self._add(LoadModel(spec))
+            case m.Ping():
+                self.say(m.Pong(self.id))
             case m.Canary():
-                self.jobs.append(ComputeCanary())
+                self._add(ComputeCanary())
             case m.VectorOffer():
                 self._accept_adapter(message)
             case m.VectorBlock(stream=stream, index=index):
@@ -196,9 +208,17 @@ class Session:
             case m.Stale(stream=stream):
                 self.outgoing.drop(stream)
             case m.Shutdown(reason=reason):
-                self.jobs.append(Finish(reason, refused=False))
+                self._add(Finish(reason, refused=False))
             case _:
                 raise WireError(f"a worker is not sent {type(message).__name__}")
+
+    def _add(self, job: Job) -> None:
+        self._check_room()
+        self.jobs.append(job)
+
+    def _check_room(self) -> None:
+        if len(self.jobs) + len(self._arriving) >= MOST_JOBS:
+            raise WireError(f"more than {MOST_JOBS} jobs for one worker")
 
     def _cancel(self, attempt: int) -> None:
         """Drops an assignment: at once if it was not begun, otherwise at its next leaf or segment."""
@@ -207,6 +227,8 @@ class Session:
         self.jobs = deque(
             job for job in self.jobs if not (isinstance(job, ComputeAssignment) and job.assignment.attempt == attempt)
         )
+        waiting = sum(job.row_bytes for job in self.jobs if isinstance(job, ComputeAssignment))
+        self._row_bytes = waiting + sum(one.row_bytes for one in self._arriving)
         if attempt == self.computing:
             self._cancelled.add(attempt)
         else:
@@ -216,6 +238,8 @@ class Session:
     def _accept_adapter(self, offer: m.VectorOffer) -> None:
         if offer.kind not in ("adapter", "reference") or offer.stream in self._incoming:
             raise WireError(f"a worker is not offered the {offer.kind} vector {offer.stream}")
+        if len(self._incoming) >= MOST_VECTORS:
+            raise WireError(f"more than {MOST_VECTORS} vectors on their way to one worker")
         if (offer.elements, offer.slice_start, offer.slice_stop) != (self.elements, 0, self.elements):
             raise MismatchError(
                 f"{self.name}: offered elements {Span(offer.slice_start, offer.slice_stop)} of a vector of "
@@ -234,6 +258,7 @@ class Session:
     def _take_assignment(self, asked: m.Assignment) -> None:
         if asked.verb not in ("gradient", "score") or not 0 <= asked.start < asked.stop <= asked.total:
             raise WireError(f"an assignment to {asked.verb} leaves {Span(asked.start, asked.stop)} of {asked.total}")
+        self._check_room()
         self._arriving.append(_Arriving(asked))
 
     def _take_rows(self, message: m.LeafRows, payload: memoryview) -> None:
@@ -242,7 +267,12 @@ class Session:
             if (asked.step, asked.attempt) == (message.step, message.attempt) and (
                 asked.start <= message.leaf < asked.stop
             ):
+                size = payload.nbytes + INPUT_BYTES * sum(map(len, message.row_inputs.values()))
+                if self._row_bytes + size > MOST_ROW_BYTES:
+                    raise WireError(f"more than {MOST_ROW_BYTES >> 20} MiB of rows for one worker")
                 one.rows[message.leaf] = unpack_leaf(message, payload), message.row_inputs
+                one.row_bytes += size
+                self._row_bytes += size
                 return
         raise WireError(f"rows of leaf {message.leaf}, which no assignment names")
 
@@ -257,6 +287,6 @@ class Session:
                 return
             if self._reference_damaged or any(offer.kind == "reference" for offer, _ in self._incoming.values()):
                 return  # offered before the assignment, so the assignment needs it
-            self._arriving.popleft()
             leaves, row_inputs = zip(*(rows[index] for index in range(asked.start, asked.stop)), strict=True)
-            self.jobs.append(ComputeAssignment(asked, leaves, row_inputs, adapter, self._reference))
+            size = self._arriving.popleft().row_bytes
+            self.jobs.append(ComputeAssignment(asked, leaves, row_inputs, adapter, self._reference, size))

@@ -34,7 +34,8 @@ class DealerLink:
     """A Link over a DEALER socket. One thread receives and sends; `wake` may be called from any.
 
     ZeroMQ connects again by itself when a connection breaks; messages under way are lost without notice. With `probe`
-    every new connection begins with an empty message, so that the other side knows. With `keys` the connection is
+    every new connection begins with an empty message, so that the other side knows, and `renew` takes a name of its
+    own, because the other side gives no name of a probed connection to another one. With `keys` the connection is
     encrypted, and made only to the coordinator that has the key in them.
     """
 
@@ -51,6 +52,7 @@ class DealerLink:
         self._host, self._port = split_endpoint(endpoint)
         self._identity, self._probe, self._keys, self._clock = identity, probe, keys, clock
         self._places = [""]  # endpoints of the host's addresses; the first one is tried now
+        self._renewals = 0
         self._trouble: Trouble | None = None
         self._ended = 0  # handshakes that the other side has ended, in a row
         self._again: float | None = None  # when a connection that was refused is tried again
@@ -83,7 +85,8 @@ class DealerLink:
 
     def _dealer(self) -> "zmq.Socket[bytes]":
         dealer = self._context.socket(zmq.DEALER)
-        dealer.setsockopt(zmq.IDENTITY, self._identity)
+        ending = f".{self._renewals}".encode() if self._probe else b""
+        dealer.setsockopt(zmq.IDENTITY, self._identity + ending)
         dealer.setsockopt(zmq.LINGER, 0)
         # Otherwise a message for a coordinator that has ended waits, and reaches the next one.
         dealer.setsockopt(zmq.IMMEDIATE, 1)
@@ -158,8 +161,9 @@ class DealerLink:
         return True
 
     def renew(self) -> None:
-        """Replaces the connection by a new one, to which the coordinator moves the name."""
+        """Replaces the connection by a new one: under the same name, or with `probe` under another."""
         self._again = None
+        self._renewals += 1
         self._close_socket()
         self._open()
 

@@ -46,10 +46,9 @@ class Objective:
 
 
 def seen(loss: str, sums: ByBatch, counts: ByBatch) -> ByBatch:
-    """Returns row sums as the loss takes them: for `ipo` the means over the `counts` targets of a row."""
-    if loss not in PER_TOKEN_MEAN:
-        return sums
-    return [total / count for total, count in zip(sums, counts, strict=True)]
+    """Returns row sums as the loss takes them: for some losses the means over the `counts` targets of a row."""
+    means = PER_TOKEN_MEAN.get(loss, 0)  # of the first branches
+    return [total / count for total, count in zip(sums[:means], counts, strict=False)] + sums[means:]
 
 
 def target_counts(leaf: Leaf) -> ByBatch:

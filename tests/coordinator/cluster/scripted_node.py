@@ -53,6 +53,7 @@ class Bench:
     cluster: Cluster = field(default_factory=new_cluster)
     now: float = 100.0
     mail: dict[tuple[str, bytes], list[tuple[Message, bytes]]] = field(default_factory=lambda: defaultdict(list))
+    deaf: set[bytes] = field(default_factory=set)  # data connections on which no ping is answered
 
     def post(self, channel: str, peer: bytes, message: Message, payload: bytes = b"") -> None:
         """One message to the cluster, and its answers into the mail."""
@@ -63,7 +64,10 @@ class Bench:
         """Puts the messages that the cluster sends into the mail."""
         for parcel in self.cluster.take_outgoing():
             message, payload = decode(parcel.frames)
-            self.mail[parcel.channel, parcel.peer].append((message, bytes(payload)))
+            if not isinstance(message, m.Ping):
+                self.mail[parcel.channel, parcel.peer].append((message, bytes(payload)))
+            elif parcel.peer not in self.deaf:
+                self.post(DATA, parcel.peer, m.Pong(message.session))
 
     def begin(self, request: Request) -> None:
         """A round."""
@@ -195,8 +199,18 @@ class ScriptedNode:
         }
         return m.VectorOffer(**{**values, **changes})
 
+    def answer_leaves(self, stream: int) -> None:
+        """Answers the leaves of a partial under way that have no answer yet, as a worker does before its end."""
+        arriving = self.bench.cluster.transfers.uploads._arriving.get((self.name, stream))
+        current = self.bench.cluster.round
+        if arriving is not None and current is not None and arriving[0].attempt in current.assignments:
+            offer, answered = arriving[0], current.assignments[arriving[0].attempt].answered
+            for leaf in sorted({*range(offer.start, offer.stop)} - answered):
+                self.say(*self.answer(leaf, attempt=offer.attempt))
+
     def send(self, stream: int, vector: Vector) -> None:
         """A vector of one block, and its end."""
+        self.answer_leaves(stream)
         self.say(m.VectorBlock(self.session, stream, 0), vector.tobytes())
         self.say(m.VectorEnd(self.session, stream, digest(vector)))
 
@@ -228,7 +242,15 @@ def state_of(cluster: Cluster) -> Any:
     """The same, of a cluster."""
     current = cluster.round
     nodes = {
-        name: (node.session, node.state, node.canary, node.speed.tokens_per_second, *worker_of(node))
+        name: (
+            node.session,
+            node.state,
+            node.canary,
+            node.speed.tokens_per_second,
+            node.wrong_answers,
+            node.held_back,
+            *worker_of(node),
+        )
         for name, node in cluster.nodes.items()
     }
     work = current and (

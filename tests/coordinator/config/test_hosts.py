@@ -166,6 +166,10 @@ def test_the_run_is_relative_to_the_file(write: Write, tmp_path: Path, monkeypat
             "hosts.toml:2: coordinator.min_nodes = 0: must be a whole number, at least 1",
         ),
         (
+            "[coordinator]\nmixed = 'yes'\n" + TWO,
+            'hosts.toml:2: coordinator.mixed = "yes": must be "spare" or "allow"',
+        ),
+        (
             "[coordinator]\nhost = 'a'\nhost = 'b'",
             "hosts.toml:3:11: is not TOML: Cannot overwrite a value\n    host = 'b'",
         ),

@@ -97,6 +97,13 @@ def test_a_pair_shows_both_branches(tmp_path: Path) -> None:
     assert "train.jsonl:1 rejected\np⟦no</s>⟧" in shown
 
 
+def test_orpo_shows_the_chosen_answer_as_text_too(tmp_path: Path) -> None:
+    facts = facts_of(tmp_path, [{"prompt": "p", "chosen": "yes", "rejected": "no"}] * 9, "orpo")
+    *_, text = facts.samples[0].branches
+    assert [piece.trained for piece in text][-1]
+    assert "chosen, as text" in seen(facts)
+
+
 def test_rows_can_neither_steer_the_terminal_nor_style_it(tmp_path: Path) -> None:
     shown = seen(facts_of(tmp_path, [{"prompt": "\x1b[31m", "completion": "[bold]c[/bold]"}]))
     assert "\x1b" not in shown
@@ -151,7 +158,7 @@ def test_the_method_is_guessed_by_the_first_row_that_has_a_shape(tmp_path: Path,
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"method": "ppo"}, '--method ppo: must be "sft", "dpo" or "kto"'),
+        ({"method": "ppo"}, '--method ppo: must be "sft", "dpo", "kto" or "orpo"'),
         ({"train_on": "first"}, '--train-on first: must be "last", "all" or "everything"'),
         ({"overrides": ["batch.size=3"]}, "--set changes the keys of a run.toml"),
     ],

@@ -56,6 +56,26 @@ def test_the_end_of_a_connection_is_a_refusal_only_before_its_node_is_known() ->
     assert [tuple(each) for each in doorway.take_refusals()] == [("b", "its key is not known here")]
 
 
+def test_an_end_that_is_told_before_its_beginning_is_a_refusal_and_does_not_wait() -> None:
+    """Several threads of libzmq tell of the same connection."""
+    doorway = Doorway(most=1)
+    doorway.closed(5)
+    doorway.accepted(5, Source("a", 1))
+    assert doorway.waiting == {}
+    assert [each.address for each in doorway.take_refusals()] == ["a"]
+    doorway.accepted(5, Source("b", 2))
+    assert doorway.waiting == {5: Source("b", 2)}
+    doorway.accepted(6, Source("b", 3))
+    doorway.closed(5)  # it was closed for the other one
+    doorway.accepted(5, Source("c", 4))
+    assert 5 in doorway.waiting or 6 in doorway.waiting
+    doorway.closed(6)
+    doorway.closed(5)
+    assert doorway.waiting == {}
+    doorway.accepted(6, Source("d", 5))
+    assert doorway.waiting == {6: Source("d", 5)}
+
+
 def test_the_system_knows_the_other_end_and_its_bytes_and_ends_only_that_connection() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
         end, _ = server.accept()

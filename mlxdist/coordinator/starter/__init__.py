@@ -1,0 +1,1 @@
+"""`mlxdist init`: a run.toml for some rows and this Mac."""
