@@ -10,12 +10,12 @@ from typing import Annotated, Any, Literal, NoReturn
 import typer
 import typer.core
 
-from mlxdist import __version__
 from mlxdist.commands import begin, clusters, results
 from mlxdist.commands.keys import key, known_nodes, this_mac
 from mlxdist.commands.open_files import more_open_files
 from mlxdist.commands.options import AsJson, Changes, HostsFile, InsecureLan, NodeCount, RunFile, cluster_of
 from mlxdist.protocol.errors import MlxdistError, UserError
+from mlxdist.protocol.version import VERSION
 
 app = typer.Typer(
     name="mlxdist",
@@ -64,7 +64,7 @@ def _end(error: MlxdistError) -> NoReturn:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"mlxdist {__version__}")
+        print(f"mlxdist {VERSION}")
         raise typer.Exit
 
 

@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from mlxdist.coordinator.config.hosts import Hosts, is_loopback
@@ -11,6 +12,7 @@ from mlxdist.coordinator.fleet.access import open_access
 from mlxdist.coordinator.fleet.fleet import Fleet
 from mlxdist.coordinator.launch.roster import look_at_hosts
 from mlxdist.coordinator.report.display import open_display
+from mlxdist.coordinator.report.follower import Follower
 from mlxdist.coordinator.report.format import count, hours_phrase
 from mlxdist.coordinator.report.reporter import Reporter
 from mlxdist.coordinator.report.summary import Ending
@@ -39,15 +41,18 @@ def run(
     clock: Callable[[], float] = time.monotonic,
     keys: KeyStore | None = None,
     insecure_lan: bool = False,
+    follower: Follower | None = None,
 ) -> int:
     """Trains, and returns the command's exit code: 0 all steps done, 130 interrupted after a save.
 
     `previous`: a resumed run goes on from the state before the last one, which is dropped. `keys`: the store of this
     Mac, default: that of the user; it is used when other Macs may connect. `insecure_lan`: they connect without.
+    `follower`: the program that calls.
 
     Raises MlxdistError, whose `exit_code` is the command's: 1 the run could not go on, 2 nothing was trained.
     """
     title, report_every = config.output.name, config.train.report_every
+    follower = follower or Follower()
     with (
         open_run(
             config.output,
@@ -56,9 +61,9 @@ def run(
             method=config.method,
             created_at=datetime.now(UTC),
         ) as folder,
-        open_display(sys.stdout, title=title, report_every=report_every, environ=environ) as display,
+        open_display(follower.stream or sys.stdout, title=title, report_every=report_every, environ=environ) as display,
     ):
-        report = Reporter(folder, display, clock=clock)
+        report = Reporter(folder, display, clock=clock, listen=follower.listen)
         try:
             report.stage("looking at the hosts")
             roster = look_at_hosts(hosts, config.model)
@@ -75,7 +80,8 @@ def run(
             with started_nodes(prepared, hosts, roster, folder, report, clock, access) as fleet:
                 begun = start(prepared, hosts, roster, folder, fleet, report)
                 announce(prepared, begun, folder, report)
-                train_to_the_end(loop_of(prepared, begun, folder, fleet, report, clock), begun.state)
+                loop = loop_of(prepared, begun, folder, fleet, report, clock)
+                train_to_the_end(replace(loop, wants_stop=follower.wants_stop), begun.state)
         except KeyboardInterrupt:
             if not report.ended:
                 report.note("interrupted before a step was taken: there is nothing new to save")

@@ -45,6 +45,7 @@ class Run:
     saver: Saver
     clock: Callable[[], float] = time.monotonic
     recorded_seconds: Mapping[int, float] = field(default_factory=dict)
+    wants_stop: Callable[[], bool] = lambda: False  # asked after each step; the run then ends as by an interrupt
 
     def order(self) -> Iterator[Step]:
         """Yields the steps of the run without end: a pure function of the data's lengths and the configuration."""
@@ -84,6 +85,8 @@ def train(run: Run, state: State) -> State:
             run.saver.save_if_due(state, run.is_over(state))
             if run.is_over(state):
                 break
+            if run.wants_stop():
+                raise KeyboardInterrupt
     except KeyboardInterrupt:
         run.saver.save(state)
         raise

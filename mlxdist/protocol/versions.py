@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import mlxdist
+from mlxdist.protocol.version import VERSION
 
 PACKAGES = ("mlx", "mlx-lm")
 CODE = "mlxdist-code"
@@ -13,7 +13,7 @@ CODE = "mlxdist-code"
 
 def versions() -> dict[str, str]:
     """Returns the versions of this interpreter's packages, "" for one that is missing, and the hash of the code."""
-    return {"mlxdist": mlxdist.__version__, **{name: _version(name) for name in PACKAGES}, CODE: code_hash()}
+    return {"mlxdist": VERSION, **{name: _version(name) for name in PACKAGES}, CODE: code_hash()}
 
 
 def _version(name: str) -> str:
@@ -25,7 +25,7 @@ def _version(name: str) -> str:
 
 def package_files() -> Iterator[tuple[str, Path]]:
     """Yields every file of the installed package: its name from the package's parent folder, and its path."""
-    root = Path(mlxdist.__file__).parent
+    root = Path(__file__).parents[1]
     for path in sorted(root.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:
             yield path.relative_to(root.parent).as_posix(), path

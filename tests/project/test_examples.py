@@ -59,6 +59,17 @@ def test_an_example_names_the_commands_of_the_readme(method: str) -> None:
         assert command in (EXAMPLES.parent / "README.md").read_text(encoding="utf-8")
 
 
+def test_the_two_runs_of_sft_then_dpo_read_the_pairs_of_dpo(tokenizer: Path) -> None:
+    folder = EXAMPLES / "sft-then-dpo"
+    first = load_config(folder / "1-sft.toml", (f"model={tokenizer}", "batch.max_length=1024"))
+    data = read(first, progress=lambda message, share: None)
+    assert len(data.train) == 10 * first.batch.size  # as its comment says
+    second = (folder / "2-dpo.toml").read_text(encoding="utf-8")
+    assert 'init_adapter = "../../runs/example-first-sft"' in second
+    assert first.output.name == "example-first-sft"
+    assert "mlxdist launch examples/sft-then-dpo/2-dpo.toml" in (EXAMPLES.parent / "README.md").read_text()
+
+
 @pytest.mark.slow
 @pytest.mark.real
 @pytest.mark.parametrize("method", METHODS)

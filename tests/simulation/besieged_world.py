@@ -45,12 +45,14 @@ class Besieged(World):
         self.rng = random.Random(seed)
         self.sent: Counter[str] = Counter()
         self.steps = 0
+        self.liars.add(LIAR)
 
     # ---- hostile frames
 
     def attack(self, count: int) -> None:
         """Sends so many hostile messages, from the liar and from strangers, while the others go on."""
         for _ in range(count):
+            self.cluster.members.quarantined.pop(LIAR, None)  # put out long before it has said everything
             if not any(one.name == LIAR for one in self.supervisors):
                 self.start(LIAR)
             for one in self.supervisors:

@@ -405,7 +405,9 @@ class World(SummingCluster, Surroundings):
             assert not said or item.name in self.disturbed | self.liars, self.news[-1]
             assert "which it did not say" not in item.message or item.name in self.liars, self.news[-1]
         for name, reason in self.cluster.members.quarantined.items():
-            assert self.disturbances > MOST_RESTARTS, f"{name} was put out without cause: {reason}"
+            assert name in self.liars or self.disturbances > MOST_RESTARTS, (
+                f"{name} was put out without cause: {reason}"
+            )
 
     def _may_fail(self, failure: MlxdistError) -> None:
         if isinstance(failure, NonFiniteError):

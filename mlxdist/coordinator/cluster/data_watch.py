@@ -12,9 +12,6 @@ from mlxdist.coordinator.cluster.node import Node
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.states import NodeState
 
-LONGER = 2.0  # times the longest wait so far
-MOST_DOUBLINGS = 6
-
 
 def watch_data(members: Membership, node: Node, now: float, *, carrying: bool, patience: float) -> list[Event]:
     """Looks at a node's data connection. `carrying`: vectors are under way on it.
@@ -36,18 +33,12 @@ def watch_data(members: Membership, node: Node, now: float, *, carrying: bool, p
         worker.asked = now
         return [to_worker(node, m.Ping(node.session))]
     # A node that is silent on both connections is lost by its heartbeats.
-    if now - worker.asked <= _limit(node, timing.data_seconds, carrying) or members.silent(node, now):
+    limit = node.carrying_limit(timing.data_seconds) if carrying else timing.data_seconds
+    if now - worker.asked <= limit or members.silent(node, now):
         return []
     node.silences += carrying
     why = f"its data connection gave no sign for {now - worker.heard:.3g} s, and its heartbeats come"
     return members.start_again(node, why, now, "its worker makes a new one, and keeps its model", patience)
-
-
-def _limit(node: Node, seconds: float, carrying: bool) -> float:
-    """The seconds for which a ping may have no answer."""
-    if not carrying:
-        return seconds
-    return float(max(seconds, LONGER * node.longest_wait) * 2 ** min(node.silences, MOST_DOUBLINGS))
 
 
 def _without_hello(members: Membership, node: Node, now: float) -> list[Event]:

@@ -10,6 +10,8 @@ from mlxdist.protocol.states import NODE_TRANSITIONS, NodeEvent, NodeState
 
 GONE = (NodeState.DEAD, NodeState.LEFT)
 WORKING = (NodeState.READY, NodeState.BUSY)
+LONGER = 2.0  # than the longest wait so far, before a vector on its way counts as stuck
+MOST_DOUBLINGS = 6
 
 
 @dataclass
@@ -105,6 +107,10 @@ class Node:
         self.control.heard, self.control.closed = now, None
         if self.control.rival_heartbeats is not None:
             self.control.rival_heartbeats += 1
+
+    def carrying_limit(self, seconds: float) -> float:
+        """Returns the seconds that a block of a vector on its way may take: `seconds`, or more on a slow link."""
+        return float(max(seconds, LONGER * self.longest_wait) * 2 ** min(self.silences, MOST_DOUBLINGS))
 
     def heard_data(self, now: float, *, carrying: bool) -> None:
         """Notes that a message of the worker came. `carrying`: vectors were under way."""

@@ -176,7 +176,7 @@ class Scheduler:
         if not assignments or self.round is None:  # it is to let go of a leaf
             return self.deadlines.limit(0, 0, first=True)
         if leaf is None:  # its partial travels
-            return self.settings.timing.progress_seconds
+            return node.carrying_limit(self.settings.timing.progress_seconds)
         tokens = leaf_tokens(self.round.request.leaves[leaf])
         return self.deadlines.limit(sum(tokens), max(tokens), first=not node.worker.leaves_done)
 

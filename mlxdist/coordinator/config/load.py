@@ -4,6 +4,7 @@ The steps: dotted keys with the overrides laid over them; types, ranges and path
 keys. A key with a fault is left out of the later steps, so that one mistake gives one message.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +32,25 @@ def load_config(path: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
     `overrides` are texts "key=value". Their paths are relative to the current directory, those of the file to the file.
     Raises ConfigError with up to ten faults.
     """
-    file = read_toml(find_run_file(path))
+    return resolved(read_toml(find_run_file(path)), overrides)
+
+
+def configured(given: "str | os.PathLike[str] | Mapping[str, Any] | RunConfig", overrides: Sequence[str]) -> RunConfig:
+    """Returns the resolved configuration of a file, of a mapping with the keys of one, or of a finished one.
+
+    Raises ConfigError, as `load_config`; also for overrides of a finished one.
+    """
+    if isinstance(given, RunConfig):
+        if overrides:
+            raise ConfigError("overrides change the keys of a file or a mapping, and a RunConfig is finished")
+        return given
+    if isinstance(given, Mapping):
+        return resolved(TomlFile(Path(RUN_FILE), given, {}), overrides)
+    return load_config(Path(given), overrides)
+
+
+def resolved(file: TomlFile, overrides: Sequence[str]) -> RunConfig:
+    """Returns the configuration of a file's values with the overrides. Raises ConfigError with up to ten faults."""
     parsed, faults = parse_overrides(overrides)
     given = lay_over(file, parsed, faults)
     values = check_values(given)

@@ -37,6 +37,7 @@ from mlxdist.keys.store import KeyStore
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol.errors import DataError, UserError
 from mlxdist.protocol.manifest import Manifest
+from mlxdist.protocol.numerics import TOLERANCE
 
 BASE = "base model"
 
@@ -116,6 +117,9 @@ def evaluate(
         fleet.send_adapter(0, candidates[0].adapter)
         needed = hosts.coordinator.min_nodes
         fleet.wait_for_nodes(max(len(roster.ready), needed), needed, config.timing.start_timeout)
+        promise = fleet.begin_promise(1, None)
+        if promise.kind == TOLERANCE:  # nodes of several kinds: the last digits may differ the next time
+            notes.append(promise.sentence)
         method = KINDS[config.method](config, rows.rows, rows.rows)
         scoring = f"scoring {count(len(rows.rows), method.spec.item)} with"
         judged = judge(fleet, method, len(rows.rows), candidates, lambda name: report.stage(f"{scoring} {name}"))

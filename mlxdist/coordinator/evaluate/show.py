@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from rich.console import Console
 
@@ -35,19 +36,34 @@ def show_evaluation(
 
     Raises UserError and MlxdistError, as `evaluate`, and SaveError for a file of rows that cannot be written.
     """
-    folder = work_folder(run)
-    with saving(folder.path):
-        for each in (folder.logs, folder.state):
-            each.mkdir(parents=True, exist_ok=True)
     stream = sys.stderr if output.as_json else sys.stdout
-    with open_display(stream, title=f"evaluate {run.path.name}", report_every=1, environ=environ) as display:
-        report = Reporter(folder, display, clock=time.monotonic)
-        evaluation = evaluate(run, question, hosts, report)
-    if output.rows is not None:
-        spec = METHODS[evaluation.config.method]
-        write_rows(output.rows, evaluation.judged, evaluation.rows.rows, spec, evaluation.rows.faults)
+    evaluation = evaluated(run, question, hosts, output.rows, stream, environ)
     if output.as_json:
         print(as_json(evaluation))
     else:
         print_evaluation(evaluation, Console(width=None if sys.stdout.isatty() else WIDE))
+    return evaluation
+
+
+def evaluated(
+    run: RunFolder,
+    question: Question,
+    hosts: Hosts,
+    rows: Path | None,
+    stream: TextIO | None,
+    environ: Mapping[str, str],
+) -> Evaluation:
+    """Evaluates, tells the stages on `stream` (None: the standard output), and writes the file of `rows`."""
+    folder = work_folder(run)
+    with saving(folder.path):
+        for each in (folder.logs, folder.state):
+            each.mkdir(parents=True, exist_ok=True)
+    with open_display(
+        stream or sys.stdout, title=f"evaluate {run.path.name}", report_every=1, environ=environ
+    ) as display:
+        report = Reporter(folder, display, clock=time.monotonic)
+        evaluation = evaluate(run, question, hosts, report)
+    if rows is not None:
+        spec = METHODS[evaluation.config.method]
+        write_rows(rows, evaluation.judged, evaluation.rows.rows, spec, evaluation.rows.faults)
     return evaluation

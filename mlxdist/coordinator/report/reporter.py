@@ -58,6 +58,7 @@ class Reporter:
         display: what the person sees; the reporter does not know which kind.
         clock: monotonic seconds.
         now: the wall clock.
+        listen: called with each event, as the file has it, in the thread that told it.
 
     A line that cannot be written waits, and the person is told once; only `write_summary` raises SaveError.
     """
@@ -69,11 +70,12 @@ class Reporter:
         *,
         clock: Callable[[], float],
         now: Callable[[], datetime] = utc_now,
+        listen: Callable[[Mapping[str, object]], None] = lambda event: None,
     ) -> None:
         self._run = run
         self._display = display
         self._clock = clock
-        self._now = now
+        self._now, self._listen = now, listen
         self._began = clock()
         self._train_losses: dict[int, float | None] = {}
         self._vals: dict[int, Mapping[str, float | None]] = {}
@@ -279,9 +281,10 @@ class Reporter:
         with self._lock:
             wall = round(self._clock() - self._began, 3)
             head = {"event": event, "time": self._now().isoformat(timespec="seconds"), "wall_seconds": wall}
-            line = json.dumps(finite({**head, **keys}), ensure_ascii=False, allow_nan=False)
-            failure = self._file.add(line)
+            content = {**head, **keys}
+            failure = self._file.add(json.dumps(finite(content), ensure_ascii=False, allow_nan=False))
         self._saw(failure)
+        self._listen(content)
 
     def _saw(self, failure: SaveError | None) -> None:
         if failure is None:

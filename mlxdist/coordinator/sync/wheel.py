@@ -11,7 +11,7 @@ import zipfile
 from importlib.metadata import distribution
 from pathlib import Path
 
-import mlxdist
+from mlxdist.protocol.version import VERSION
 from mlxdist.protocol.versions import package_files
 
 DATE = (1980, 1, 1, 0, 0, 0)
@@ -22,15 +22,15 @@ SCRIPTS = "[console_scripts]\nmlxdist = mlxdist.__main__:main\n"
 
 def wheel_name() -> str:
     """Returns the file name of this version's wheel."""
-    return f"mlxdist-{mlxdist.__version__}-{TAG}.whl"
+    return f"mlxdist-{VERSION}-{TAG}.whl"
 
 
 def write_wheel(folder: Path) -> Path:
     """Writes the wheel of the running package into `folder` and returns its path."""
-    path, info = folder / wheel_name(), f"mlxdist-{mlxdist.__version__}.dist-info"
+    path, info = folder / wheel_name(), f"mlxdist-{VERSION}.dist-info"
     files = {name: path.read_bytes() for name, path in package_files()}
     said = distribution("mlxdist").read_text("METADATA") or ""  # of an editable installation it may be an older one's
-    said = re.sub(r"(?m)^Version: .*", f"Version: {mlxdist.__version__}", said, count=1)
+    said = re.sub(r"(?m)^Version: .*", f"Version: {VERSION}", said, count=1)
     files |= {f"{info}/METADATA": said.encode(), f"{info}/WHEEL": WHEEL.encode()}
     files[f"{info}/entry_points.txt"] = SCRIPTS.encode()
     record = "".join(f"{name},sha256={_digest(data)},{len(data)}\n" for name, data in files.items())

@@ -15,10 +15,10 @@ from typing import Any
 
 import psutil
 
-from mlxdist import __version__
 from mlxdist.node.work.blas import use_openblas
 from mlxdist.protocol.budget import usable_bytes
 from mlxdist.protocol.numerics import WORKER_ENVIRONMENT
+from mlxdist.protocol.version import VERSION
 
 PART_SECONDS = 120.0  # until a part counts as hanging
 HEARTBEAT = 0.02  # seconds between two heartbeats of this process, while another one evaluates
@@ -41,7 +41,7 @@ def measure(say: Any) -> dict[str, Any]:
     started = time.monotonic()
     memory = psutil.virtual_memory()
     found: dict[str, Any] = {
-        "mlxdist": __version__,
+        "mlxdist": VERSION,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.mac_ver()[0] or platform.release().partition('-')[0]}",
         "machine": platform.machine(),

@@ -1,0 +1,3 @@
+"""The version of mlxdist, below all that names it."""
+
+VERSION = "0.1.0"
