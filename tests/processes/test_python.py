@@ -122,7 +122,8 @@ def test_the_example_of_the_page_runs(
 
 
 def test_the_front_door_imports_nothing_before_it_is_used() -> None:
-    code = "import sys, mlxdist; print(mlxdist.__version__, *sorted(name for name in sys.modules if name.startswith('mlx')))"
+    listed = "*sorted(name for name in sys.modules if name.startswith('mlx'))"
+    code = f"import sys, mlxdist; print(mlxdist.__version__, {listed})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = ["mlxdist", "mlxdist.protocol", "mlxdist.protocol.version"]
     assert done.stdout.split() == [mlxdist.__version__, *loaded]
@@ -166,3 +167,9 @@ def test_a_trajectory_is_a_table_with_and_without_pandas(monkeypatch: pytest.Mon
     monkeypatch.undo()
     frame = pytest.importorskip("pandas") and table.to_pandas()
     assert list(frame["loss"]) == [2.0, 1.0]
+
+
+def test_a_coordinator_on_another_mac_is_refused_with_the_command_that_takes_it(tmp_path: Path) -> None:
+    (tmp_path / "hosts.toml").write_text('[coordinator]\nhost = "mini-1"\n[[nodes]]\nhost = "mini-1"\n')
+    with pytest.raises(UserError, match="watched by the command mlxdist launch"):
+        mlxdist.launch(tmp_path / "run.toml", hosts=tmp_path / "hosts.toml")
