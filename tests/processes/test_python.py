@@ -172,4 +172,4 @@ def test_a_trajectory_is_a_table_with_and_without_pandas(monkeypatch: pytest.Mon
 def test_a_coordinator_on_another_mac_is_refused_with_the_command_that_takes_it(tmp_path: Path) -> None:
     (tmp_path / "hosts.toml").write_text('[coordinator]\nhost = "mini-1"\n[[nodes]]\nhost = "mini-1"\n')
     with pytest.raises(UserError, match="watched by the command mlxdist launch"):
-        mlxdist.launch(tmp_path / "run.toml", hosts=tmp_path / "hosts.toml")
+        mlxdist.train(tmp_path / "run.toml", hosts=tmp_path / "hosts.toml")
