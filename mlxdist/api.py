@@ -148,11 +148,17 @@ def train(
     """
     if unknown:
         raise TypeError(_unknown(next(iter(unknown))))
+    from mlxdist.coordinator.config.hosts import is_local
     from mlxdist.coordinator.config.load import configured
     from mlxdist.coordinator.report.follower import Follower
     from mlxdist.coordinator.run import run
 
     cluster = _cluster(nodes, hosts)
+    if not is_local(cluster.coordinator.host):
+        raise UserError(
+            f"[coordinator] host = {cluster.coordinator.host}: a run on another Mac is started and watched by the "
+            "command mlxdist launch"
+        )
     resolved = configured(config, overrides)
     stop = stop or Stop()
     stop.clear()

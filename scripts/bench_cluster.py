@@ -108,8 +108,8 @@ def nodes(bed: Bed, case: Case, names: Sequence[str], access: Access | None) -> 
             process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environ)
             running.append(process)
             assert process.stdin is not None
-            process.stdin.write(keys_line(access.keys_for(name) if access is not None else None))
-            process.stdin.flush()
+            with process.stdin:
+                process.stdin.write(keys_line(access.keys_for(name) if access is not None else None))
         yield
     finally:
         for process in running:

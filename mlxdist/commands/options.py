@@ -12,6 +12,9 @@ from mlxdist.protocol.errors import UserError
 if TYPE_CHECKING:
     from mlxdist.coordinator.config.hosts import Hosts
 
+RunFile = Annotated[
+    Path | None, typer.Argument(metavar="RUN.TOML", help="The run's settings. Default: run.toml in this folder.")
+]
 HostsFile = Annotated[
     Path | None, typer.Option(metavar="HOSTS.TOML", help="The Macs to work on. Default: this machine alone.")
 ]

@@ -8,6 +8,8 @@ import mlx.core as mx
 import mlx_lm
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 from mlxdist.coordinator.config.saved import saved_config
 from mlxdist.coordinator.storage.adapter_files import load_adapter
@@ -149,3 +151,27 @@ def test_a_gguf_is_refused_where_the_writer_would_write_a_wrong_one(model: Path,
         refuse_unknown({"model_type": "qwen3"}, spm, run.path)
     with pytest.raises(UserError, match="kind BPE"):
         refuse_unknown({"model_type": "llama"}, {"model": {"type": "BPE"}}, run.path)
+
+
+def test_a_gguf_holds_the_fused_matrices(tmp_path: Path) -> None:
+    """Of a llama with a SentencePiece-like tokenizer, as mlx itself reads the file."""
+    model = llama_folder(tmp_path / "model")
+    words = ["<unk>", "<s>", "</s>", "\u2581", *(chr(ord("a") + n) for n in range(26))]
+    vocabulary = {word: place for place, word in enumerate(words + [f"x{n}" for n in range(96 - len(words))])}
+    pieces = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="<unk>"))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=pieces, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="</s>"
+    )
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(model)
+    (model / "chat_template.jinja").unlink(missing_ok=True)
+    (tmp_path / "train.jsonl").write_text('{"text": "abc def"}\n' * 9)
+    run = made_run(tmp_path / "run", model, data__path=str(tmp_path))
+    export(run.path, tmp_path / "out", Wanted("gguf"))
+    tensors, facts = mx.load(str(tmp_path / "out" / "model-f16.gguf"), return_metadata=True)  # type: ignore[misc]
+    assert facts["general.architecture"] == "llama"
+    assert len(facts["tokenizer.ggml.tokens"]) == 96
+    fused, *_ = mlx_lm.load(str(model), adapter_path=str(run.path))
+    layer = fused.layers[0].mlp.down_proj.fuse()
+    np.testing.assert_allclose(np.array(tensors["blk.0.ffn_down.weight"]), np.array(layer.weight), atol=1e-3)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["manifest.json", "model-f16.gguf"]

@@ -64,6 +64,8 @@ def test_the_loss_is_that_of_the_runs_own_validation_to_the_bit(
     assert adapter.against_base is not None
     assert adapter.against_base.value == pytest.approx(adapter.loss.value - base.loss.value, abs=1e-6)
 
+    assert not [note for note in one.notes if "changed" in note or "scored" in note or "rules" in note]
+
     three = evaluated(config.output, pools, 3, Question(("all",)), tmp_path / "three.jsonl")
     assert capsys.readouterr().out == json.dumps(result, ensure_ascii=False, indent=2) + "\n"
     assert (tmp_path / "one.jsonl").read_bytes() == (tmp_path / "three.jsonl").read_bytes()
@@ -110,6 +112,9 @@ def test_rows_that_were_kept_back_are_the_same_rows_and_another_model_is_refused
     assert run(kept, pools.hosts(2), resume=False, environ={}) == 0
     told = json.loads((kept.output / "metrics.json").read_text())["final_val_loss"]
     found = evaluated(kept.output, pools, 1, Question(("last",)))
+    few = replace(config, output=tmp_path / "few", data=kept.data, train=replace(config.train, eval_rows=2))
+    assert run(few, pools.hosts(2), resume=False, environ={}) == 0
+    assert "scored the first 2 of these rows" in evaluated(few.output, pools, 1, Question()).notes[-1]
     assert found.judged[-1].loss.value == told
     assert len(found.rows.rows) == 3
     other = llama_folder(tmp_path / "other", seed=4)

@@ -122,7 +122,8 @@ def test_the_example_of_the_page_runs(
 
 
 def test_the_front_door_imports_nothing_before_it_is_used() -> None:
-    code = "import sys, mlxdist; print(mlxdist.__version__, *sorted(name for name in sys.modules if name.startswith('mlx')))"
+    ours = "sorted(name for name in sys.modules if name.startswith('mlx'))"
+    code = f"import sys, mlxdist; print(mlxdist.__version__, *{ours})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = ["mlxdist", "mlxdist.protocol", "mlxdist.protocol.version"]
     assert done.stdout.split() == [mlxdist.__version__, *loaded]

@@ -71,6 +71,9 @@ def examine(hosts: Hosts, versions: Mapping[str, str], model: str, files: Sequen
     if sys.platform == "darwin" and is_local(coordinator.host):
         found = read_settings(run(Target("localhost"), SETTINGS_SCRIPT).out)
         reports += [checks.settings(found), checks.firewall(found)]
+    if not is_local(coordinator.host):
+        what = f"the links were measured to this machine, and the coordinator runs on {coordinator.host}"
+        reports.append(Check("network", "not from here", "unknown", what, "Run mlxdist doctor on that Mac as well"))
     own = [HostReport("coordinator", coordinator.host, tuple(reports))] if reports else []
     with link_answers(addresses, port, access) as ports:
         dial = coordinator.bind if coordinator.bind not in ("auto", "*") else ""

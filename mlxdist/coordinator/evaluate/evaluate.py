@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -98,7 +99,7 @@ def evaluate(
     reference = saved_reference(config, run)
     rows = read_rows(run, config, question.data, report.stage)
     spec = run_spec(config)
-    notes = [*rows.notes, *changes(run, spec.numerics_id, "" if question.data else rows.rows.digest)]
+    notes = [*rows.notes, *changes(run, spec.numerics_id, None if question.data else rows.rows)]
     roster = look_at_hosts(hosts, config.model)
     for sentence in roster.sentences:
         report.note(sentence)
@@ -158,16 +159,20 @@ def read_rows(run: RunFolder, config: RunConfig, data: str, progress: Progress) 
     return TestRows(source.name, StoredRows(file.store), file.faults, tuple(notes))
 
 
-def changes(run: RunFolder, numerics_id: str, valid_digest: str) -> list[str]:
-    """Returns sentences where the rules or the validation rows (digest "": not compared) are not those of the run."""
+def changes(run: RunFolder, numerics_id: str, rows: StoredRows | None) -> list[str]:
+    """Returns sentences where the rules or the validation rows (None: other rows) are not those of the run."""
     said = []
     if read_json(run.config).get("numerics_id", numerics_id) != numerics_id:
         said.append(
             "the run was trained under the rules of another version: the last digits may differ from those it reported"
         )
     about = _about(run)
-    if valid_digest and about.get("valid_digest", valid_digest) != valid_digest:
+    if rows is None:
+        return said
+    if about.get("valid_digest", rows.digest) != rows.digest:
         said.append("the validation rows are not those of the run's last step: they have changed since")
+    elif 0 < (scored := about.get("eval_rows", 0)) < len(rows):
+        said.append(f"the run itself scored the first {scored} of these rows each time, so the losses it told differ")
     return said
 
 
@@ -188,7 +193,7 @@ def candidates_of(adapters: Sequence[SavedAdapter], manifest: Manifest, scale: f
     return [base, *rest]
 
 
-def _about(run: RunFolder) -> dict[str, object]:
+def _about(run: RunFolder) -> dict[str, Any]:
     """The facts beside the run's saved state; empty where it was not saved yet, or cannot be read."""
     try:
         return read_sealed(run.state / FILE)[1]

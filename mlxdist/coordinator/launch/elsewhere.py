@@ -44,11 +44,16 @@ class Elsewhere:
 
 
 def elsewhere(hosts: Hosts, run_name: str) -> Elsewhere:
+    """Returns the place of a run on the coordinator's host."""
+    node = coordinator_node(hosts)
+    return Elsewhere(node, f"{workdir_of(node)}/runs/{run_name}")
+
+
+def coordinator_node(hosts: Hosts) -> NodeSpec:
     """Returns the coordinator's host as ssh reaches it: as its node in hosts.toml, else as the first node."""
     named = [node for node in hosts.nodes if node.host == hosts.coordinator.host]
-    like = (*named, *hosts.nodes)[:1]
-    node = replace(like[0], host=hosts.coordinator.host) if like else NodeSpec(name="c", host=hosts.coordinator.host)
-    return Elsewhere(node, f"{workdir_of(node)}/runs/{run_name}")
+    like = (*named, *hosts.nodes, NodeSpec(name="coordinator", host=hosts.coordinator.host))[0]
+    return like if named else replace(like, name="coordinator", host=hosts.coordinator.host)
 
 
 def send(place: Elsewhere, config: RunConfig, run_file: Path, hosts_file: Path) -> list[str]:

@@ -2,11 +2,12 @@
 
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mlxdist.coordinator.config.hosts import Hosts, NodeSpec
+from mlxdist.coordinator.config.hosts import Hosts, NodeSpec, is_local
+from mlxdist.coordinator.launch.elsewhere import coordinator_node
 from mlxdist.coordinator.launch.findings import finding
 from mlxdist.coordinator.launch.ssh import Target, everywhere, run, target_of
 from mlxdist.coordinator.launch.workdir import workdir_of
@@ -46,18 +47,19 @@ class Wanted:
 
 
 def sync(hosts: Hosts, model: str, cache: Path, *, clean_up: bool) -> Iterator[Progress]:
-    """Syncs the hosts of a cluster and tells their progress; every host ends with a result, or with its failure.
+    """Syncs the hosts of a cluster, that of its coordinator too, and tells their progress.
 
-    `model`: the run's model, a folder or hub id; "" for none. Raises UserError when a download fails.
+    Every host ends with a result, or with its failure. `model`: the run's model, a folder or hub id; "" for none.
+    Raises UserError when a download fails.
     """
-    nodes: dict[tuple[Target, str], NodeSpec] = {}
-    for node in hosts.nodes:
+    away = [] if is_local(hosts.coordinator.host) else [coordinator_node(hosts)]
+    nodes = [*hosts.nodes, *away]
+    for node in nodes:
         if target_of(node).local:
             yield Progress(node.name, "", result="is this machine: nothing to copy")
-        else:
-            _add(nodes, node)
     work = []
-    for item in prepared(list(nodes.values()), model, cache, clean_up=clean_up):
+    there = added(node for node in nodes if not target_of(node).local)
+    for item in prepared(there, model, cache, clean_up=clean_up):
         if isinstance(item, Progress):
             yield item
         else:
@@ -65,11 +67,14 @@ def sync(hosts: Hosts, model: str, cache: Path, *, clean_up: bool) -> Iterator[P
     yield from _parallel(work)
 
 
-def _add(nodes: dict[tuple[Target, str], NodeSpec], node: NodeSpec) -> None:
-    """Adds a node. Several in one work folder count as one, which needs what any of them needs."""
-    key = (target_of(node), workdir_of(node))
-    first = nodes.setdefault(key, node)
-    nodes[key] = replace(first, python=first.python and node.python, model=first.model and node.model)
+def added(nodes: Iterable[NodeSpec]) -> list[NodeSpec]:
+    """Returns one node for each work folder of a host; it needs what any of the nodes there needs."""
+    found: dict[tuple[Target, str], NodeSpec] = {}
+    for node in nodes:
+        first = found.setdefault((target_of(node), workdir_of(node)), node)
+        both = replace(first, python=first.python and node.python, model=first.model and node.model)
+        found[target_of(node), workdir_of(node)] = both
+    return list(found.values())
 
 
 def prepared(

@@ -29,7 +29,8 @@ def write_wheel(folder: Path) -> Path:
     """Writes the wheel of the running package into `folder` and returns its path."""
     path, info = folder / wheel_name(), f"mlxdist-{VERSION}.dist-info"
     files = {name: path.read_bytes() for name, path in package_files()}
-    said = distribution("mlxdist").read_text("METADATA") or ""  # of an editable installation it may be an older one's
+    here = distribution("mlxdist")  # of an editable installation it may be an older one's, or lie in the source folder
+    said = here.read_text("METADATA") or here.read_text("PKG-INFO") or ""
     said = re.sub(r"(?m)^Version: .*", f"Version: {VERSION}", said, count=1)
     files |= {f"{info}/METADATA": said.encode(), f"{info}/WHEEL": WHEEL.encode()}
     files[f"{info}/entry_points.txt"] = SCRIPTS.encode()

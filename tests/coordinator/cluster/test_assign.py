@@ -54,6 +54,7 @@ def test_every_leaf_is_given_once_in_contiguous_runs_in_the_order_of_the_roster(
     assert all(len(span) > 0 for span in spans.values())
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(clusters(9, 4), st.sampled_from([0.0, PARTIAL, 0.3, 10.0]))
 def test_no_other_split_is_done_earlier(cluster: tuple[list[float], dict[str, float]], partial: float) -> None:

@@ -158,6 +158,7 @@ def test_who_is_gone_is_not_asked_and_not_believed_against_one_that_repeats_its_
     assert judge([answer_of("a", RIGHT)], lambda *_: True, ["a"]) == Finding()  # no other node is left
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(st.sampled_from([0, 0, 0, 1, 2]), min_size=2, max_size=2), min_size=2, max_size=5))
 @example([[1, 0], [2, 1], [0, 0], [0, 0], [0, 0]])
 @example([[1, 1], [0, 0], [1, 1], [0, 0], [0, 0]])

@@ -248,6 +248,7 @@ def test_a_worker_that_speaks_before_its_hello_is_not_heard() -> None:
     assert bench.cluster.introduction is None
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(st.data())
 def test_no_message_of_any_node_stops_the_coordinator(data: st.DataObject) -> None:

@@ -151,6 +151,7 @@ rounds = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.sampled_from(sorted(FAMILIES)), st.lists(rounds, min_size=1, max_size=3), st.booleans())
 def test_any_conversation_has_exactly_its_assistant_turns_trained(name: str, parts: list[Any], system: bool) -> None:

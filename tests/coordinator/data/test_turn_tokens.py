@@ -59,6 +59,7 @@ answers = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(sorted(FAMILIES)), words, answers, answers)
 def test_prompt_and_response_are_the_tokens_of_the_whole_render(name: str, asked: str, good: Any, bad: Any) -> None:

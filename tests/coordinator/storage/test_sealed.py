@@ -27,6 +27,7 @@ def test_what_was_written_is_read_and_the_same_content_gives_the_same_bytes(path
     assert all(seal(TENSORS, ABOUT) == DATA for _ in range(20))
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_is_found(path: Path) -> None:
     for bit in range(8 * len(DATA)):
         flipped = bytearray(DATA)
