@@ -50,8 +50,13 @@ class InvitationPort:
         tell: Callable[[str], None],
         *,
         clock: Callable[[], float] = time.monotonic,
+        seconds: float = CONNECTION_SECONDS,
     ) -> None:
-        """`store`: where Macs that join are noted. `tell` takes a sentence for a person, in the thread of the port."""
+        """`store`: where Macs that join are noted. `tell` takes a sentence for a person, in the thread of the port.
+
+        `seconds`: for a whole exchange.
+        """
+        self._seconds = seconds
         self._invitation, self._run, self._store, self._tell, self._clock = invitation, run, store, tell, clock
         self._open = dict[asyncio.StreamWriter, str]()  # the connections, oldest first, with their addresses
         self._serving = 0  # connections, those included that were closed for others a moment ago
@@ -114,7 +119,7 @@ class InvitationPort:
         self._serving += 1
         self._close_oldest()
         try:
-            async with asyncio.timeout(CONNECTION_SECONDS):
+            async with asyncio.timeout(self._seconds):
                 await self._exchange(reader, writer, address)
                 await writer.drain()
         except (WireError, asyncio.IncompleteReadError, TimeoutError, OSError):

@@ -39,7 +39,9 @@ class Office:
         self.run = Joinable(COORDINATOR.public, free_port(), ("127.0.0.1",), ("localhost", "mini"))
         self.store = self.home("coordinator")
         self.invitation = Invitation(self.macs, until=300.0, code="4831-0927")
-        self.port = InvitationPort(self.invitation, self.run, self.store, self.said.append, clock=lambda: self.now)
+        self.port = InvitationPort(
+            self.invitation, self.run, self.store, self.said.append, clock=lambda: self.now, seconds=600.0
+        )
 
     def home(self, name: str) -> KeyStore:
         return KeyStore(self.folder / name / ".mlxdist")
@@ -49,7 +51,7 @@ class Office:
         return pair(self.home(name), Place("127.0.0.1", self.run.port), name, lambda: code)
 
     def knock(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.run.port + OFFSET), 60)
+        return socket.create_connection(("127.0.0.1", self.run.port + OFFSET), 30)
 
 
 def free_port() -> int:
