@@ -79,7 +79,7 @@ def started_nodes(
     reason, invitation = "the run failed", ExitStack()
     try:
         report.stage(f"starting {count(len(roster.ready), 'node')}" if hosts.nodes else "waiting for nodes")
-        if beyond:
+        if beyond and not invite:
             report.note(how_to_join(bind if bind != "auto" else beyond[0], hub.ports[CONTROL], access))
         names = tuple(node.name for node in hosts.nodes)
         joinable = (
