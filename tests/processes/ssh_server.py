@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,8 +91,9 @@ def ssh_server(
         yield Server(folder, home, port, process)
     finally:
         for one in psutil.Process(process.pid).children(recursive=True) if process.poll() is None else ():
-            if one.name() == "sshd":
-                one.kill()
+            with suppress(psutil.NoSuchProcess):  # it may end by itself meanwhile
+                if one.name() == "sshd":
+                    one.kill()
         process.kill()
         process.wait()
 

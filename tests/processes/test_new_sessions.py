@@ -11,10 +11,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from mlxdist.keys.pair import keys_line
 from mlxdist.node import supervisor as supervisors
 from mlxdist.node.process import KILL_SECONDS, Worker
 from mlxdist.node.supervisor import Supervisor
 from mlxdist.protocol import messages as m
+from mlxdist.protocol.launched import LaunchOrder, order_line
 from mlxdist.protocol.transport import CONTROL, DATA, PROBE, Parcel
 from mlxdist.protocol.tree import Span
 from mlxdist.protocol.wire import encode
@@ -240,18 +242,21 @@ def test_a_leaving_node_waits_less_than_ten_seconds_in_all() -> None:
 def test_a_launched_node_with_a_stopped_worker_leaves_within_ten_seconds_of_its_launchers_end(model: Path) -> None:
     port = free_ports()
     coordinator = start_coordinator(config_of(model), port)
-    command = [sys.executable, "-m", "mlxdist", "node", "--launched", "--name", "a", "--connect", f"{HERE}:{port}"]
+    command = [sys.executable, "-m", "mlxdist", "node", "--launched", "--name", "a"]
     node = subprocess.Popen(command, stdin=subprocess.PIPE)
+    assert node.stdin is not None
+    node.stdin.write(keys_line(None) + order_line(LaunchOrder(HERE, port)))
+    node.stdin.flush()
     try:
         coordinator.fleet.wait_for_nodes(1, 1, 60.0)
         (worker,) = psutil.Process(node.pid).children()
         worker.suspend()
-        assert node.stdin is not None
         node.stdin.close()
         assert node.wait(10.0) == 0
         assert not worker.is_running()
     finally:
         node.kill()
+        node.wait()
         coordinator.fleet.close("the test is over")
 
 
