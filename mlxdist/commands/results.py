@@ -138,7 +138,7 @@ def export(
             made = write(
                 run, out, Wanted(form, checkpoint, dequantize, data, model), lambda stage: status.update(stage)
             )
-        for sentence in (f"{made.adapter.name} is in {out}, as {form}.", *made.sentences):
+        for sentence in (f"{made.adapter.name} is in {out} (form: {form}).", *made.sentences):
             console.print(sentence.replace("OUT", str(out)), soft_wrap=True, markup=False, highlight=False)
 
 

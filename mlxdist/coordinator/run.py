@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from mlxdist.coordinator.config.hosts import Hosts, is_loopback
+from mlxdist.coordinator.config.hosts import Hosts, is_local, is_loopback
 from mlxdist.coordinator.config.schema import RunConfig
 from mlxdist.coordinator.fleet.access import open_access
 from mlxdist.coordinator.fleet.fleet import Fleet
@@ -66,7 +66,8 @@ def run(
     ):
         report = Reporter(folder, display, clock=clock, listen=follower.listen)
         try:
-            report.stage("looking at the hosts")
+            if not all(is_local(node.host) for node in hosts.nodes):
+                report.stage("looking at the hosts")
             roster = look_at_hosts(hosts, config.model)
             for sentence in roster.sentences:
                 report.note(sentence)
