@@ -104,6 +104,21 @@ class FaultNodes:
             )
         return self.catch(DOWN, lambda name, message: name == tasked.name and of_it(name, message), action)
 
+    def catch_answer(self, verb: str, step: int, action: Callable[[str, Seen], None], left: int = 1) -> "Caught":
+        """Acts at an answer, from this step on, to a task that no other node has too, with `left` leaves to come.
+
+        A node that was left out of the last steps gets a copy of another's task now and then, to be measured again;
+        the loss of either gives nothing to others. Scores are never copied for that.
+        """
+
+        def test(name: str, message: Message) -> bool:
+            if not isinstance(message, m.LeafAnswer) or message.step < step:
+                return False
+            task = self.task(name, message)
+            return task.verb == verb and message.leaf + left < task.stop and not self.copied(name, task)
+
+        return self.catch(UP, test, action)
+
     def leave_the_rest_to(self, who: Callable[[], str], step: int) -> threading.Event:
         """Holds the first assignment of another node from this step on until the event; then only `who()` is online."""
         back = threading.Event()
@@ -125,6 +140,12 @@ class FaultNodes:
         """The assignment that an answer belongs to."""
         tasks = self.proxies[name].saw(DOWN, m.Assignment)
         return next(task for task in tasks if (task.session, task.attempt) == (answer.session, answer.attempt))
+
+    def copied(self, name: str, task: m.Assignment) -> bool:
+        """True if another node was given some of the leaves of this task too."""
+        others = [one for other in self.proxies if other != name for one in self.proxies[other].saw(DOWN, m.Assignment)]
+        same = [one for one in others if (one.step, one.verb) == (task.step, task.verb)]
+        return any(one.start < task.stop and task.start < one.stop for one in same)
 
     def offer(self, name: str, direction: str, message: m.VectorBlock | m.VectorEnd | m.Credit) -> m.VectorOffer | None:
         """The offer of the vector that travels in this direction under the number of the message, if there is one."""

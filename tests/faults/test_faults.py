@@ -25,17 +25,11 @@ Hurt = Callable[[str], None]
 def after_first_answer(nodes: FaultNodes, verb: str, hurt: Hurt) -> Caught:
     """The node has answered one leaf of several and computes the next."""
 
-    def test(name: str, message: Message) -> bool:
-        if not isinstance(message, m.LeafAnswer) or message.step < STEP:
-            return False
-        task = nodes.task(name, message)
-        return task.verb == verb and task.stop - task.start > 1
-
     def act(name: str, seen: Seen) -> None:
         hurt(name)
         seen.last = True
 
-    return nodes.catch(UP, test, act)
+    return nodes.catch_answer(verb, STEP, act)
 
 
 def compute(nodes: FaultNodes, hurt: Hurt) -> Caught:
@@ -53,7 +47,7 @@ def upload(nodes: FaultNodes, hurt: Hurt) -> Caught:
 
     def test(name: str, message: Message) -> bool:
         offer = nodes.offer(name, UP, message) if isinstance(message, m.VectorBlock) else None
-        return offer is not None and offer.step >= STEP
+        return offer is not None and offer.step >= STEP and not nodes.copied(name, nodes.task(name, offer))
 
     def act(name: str, seen: Seen) -> None:
         hurt(name)

@@ -17,14 +17,16 @@ def watch_data(members: Membership, node: Node, now: float, *, carrying: bool, p
     """Looks at a node's data connection. `carrying`: vectors are under way on it.
 
     A connection that is closed or silent is replaced, and the worker keeps its model. One that takes up the new session
-    not within `patience` seconds does nothing at all, and is started again.
+    not within `patience` seconds does nothing at all, and is started again. While the heartbeats are silent too, they
+    alone decide: then the node is lost, not its connection.
     """
     timing, worker = members.settings.timing, node.worker
     if node.gone or worker.ended:
         return []
     if worker.data is None:
         return _without_hello(members, node, now)
-    if worker.data_closed is not None and now - worker.data_closed > timing.return_seconds:
+    closed = worker.data_closed is not None and now - worker.data_closed > timing.return_seconds
+    if closed and not members.silent(node, now):
         why = f"its data connection stayed closed for {timing.return_seconds:.3g} s"
         return members.start_again(node, why, now)
     if worker.asked is None:
@@ -32,7 +34,6 @@ def watch_data(members: Membership, node: Node, now: float, *, carrying: bool, p
             return []
         worker.asked = now
         return [to_worker(node, m.Ping(node.session))]
-    # A node that is silent on both connections is lost by its heartbeats.
     limit = node.carrying_limit(timing.data_seconds) if carrying else timing.data_seconds
     if now - worker.asked <= limit or members.silent(node, now):
         return []

@@ -6,7 +6,7 @@ import pytest
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.manifest import Manifest
-from mlxdist.protocol.transport import CONTROL, DATA
+from mlxdist.protocol.transport import CONTROL, DATA, Parcel
 from mlxdist.protocol.tree import Span
 from mlxdist.protocol.vectors import BLOCK_BYTES, digest
 from tests.coordinator.cluster.scripted_node import Bench, ScriptedNode, request_of, working
@@ -98,6 +98,29 @@ def test_a_node_that_is_silent_on_both_connections_is_lost_by_its_heartbeats() -
     pass_time(bench, 16, b)
     assert a.state == "dead"
     assert "gave no sign" not in bench.told()
+
+
+def test_a_killed_node_is_lost_once_also_where_its_data_connection_is_found_closed_first() -> None:
+    bench = Bench()
+    a, b = working(bench, "a", "b")
+    bench.cluster.unreachable(Parcel(DATA, a.data, []), bench.now)
+    pass_time(bench, 3, b)
+    bench.cluster.unreachable(Parcel(CONTROL, a.control, []), bench.now)
+    bench.told()
+    pass_time(bench, 6, b)
+    assert a.state == "dead"
+    assert "a: its connection stayed closed for 5 s; leaves [0, 2) go to others" in bench.told().splitlines()
+
+
+def test_a_closed_connection_is_replaced_while_the_heartbeats_come() -> None:
+    bench = Bench()
+    a, b = working(bench, "a", "b")
+    bench.told()
+    bench.cluster.unreachable(Parcel(DATA, a.data, []), bench.now)
+    bench.deaf.add(a.data)
+    pass_time(bench, 6, a, b)
+    assert a.state == "connecting"
+    assert "a: its data connection stayed closed for 5 s; leaves [0, 2) go to others" in bench.told().splitlines()
 
 
 def test_no_silence_counts_in_which_the_coordinator_slept() -> None:
