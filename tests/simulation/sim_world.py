@@ -110,6 +110,7 @@ class World(SummingCluster, Surroundings):
         return float(self.step + 20)
 
     def _request(self, verb: str) -> None:
+        self.cluster.now = self.now  # as the fleet says before each call: a wait does not begin at 0
         self.cluster.set_adapter(self.step, np.full(ELEMENTS, np.float32(self.adapter)))
         leaves = tuple(leaf_of(index) for index in range(self.leaves))
         self.total = TreeSum(self.leaves, self.add) if verb == "gradient" else None

@@ -77,8 +77,8 @@ class BitClasses:
             node.held_back = False
         return [NodeNews("", "promise", self.promise.sentence, promise=self.promise)]
 
-    def release(self, nodes: Mapping[str, Node], absent: int, now: float) -> list[Event]:
-        """Lets the spares work while too few other nodes are left for the run to go on.
+    def release(self, nodes: Mapping[str, Node], absent: int, now: float, *, pending: bool) -> list[Event]:
+        """Lets the spares work while too few other nodes are left for the run to go on. `pending`: leaves wait for one.
 
         Left is a node that takes part, or may soon: it loads, its worker is restarted, or it is one of the `absent`,
         whose supervisor is started again. They are waited for, `timing.start_timeout` seconds at most.
@@ -94,6 +94,7 @@ class BitClasses:
         enough = there >= needed or len(others) + absent >= needed
         waits = self._short_since is None or now - self._short_since <= self.settings.timing.start_timeout
         used = spares if there + len(spares) >= needed and not (enough and waits) else []
+        used = [node for node in used if pending or not node.held_back]
         new = [node for node in used if node.held_back]
         for node in odd:
             node.held_back = node not in used  # again, where it was not needed after all

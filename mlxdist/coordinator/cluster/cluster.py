@@ -283,7 +283,7 @@ class Cluster:
         if self.round is None:
             return
         self._act(self.transfers.stop_unneeded(self.round, self.nodes, self.now))
-        if self.round.pending:
-            self._act(self.bits.release(self.nodes, self.members.absent, self.now))
+        pending = bool(self.round.pending)
+        self._act(self.bits.release(self.nodes, self.members.absent, self.now, pending=pending))
         self._act(self.scheduler.place(self.nodes, self.now))
         self._act(self.transfers.admit(self.round, self.nodes, self.now))

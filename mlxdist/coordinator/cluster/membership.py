@@ -245,7 +245,8 @@ class Membership:
 
     def restart_worker(self, node: Node, reason: str, *, blame: bool = True) -> list[Event]:
         """Has the supervisor start another worker: this one is of no use."""
-        node.kill_requested = node.worker.pid
+        # A new session may have the worker of the one before, and its supervisor may not have taken it up yet.
+        node.kill_requested = node.worker.pid or node.lost_pid
         restart = to_supervisor(node, m.Restart(node.session, node.worker.pid))
         if node.worker.ended:
             return [restart]

@@ -18,11 +18,13 @@ from mlxdist.protocol.tree import Span
 def believed(round_: Round, span: Span, name: str, nodes: Mapping[str, Node]) -> bool:
     """True if NaN or Inf that a node finds in these leaves is a result, and no fault of that node.
 
-    Another node has found it in one of them; or no other can compute them, and this one's worker was restarted.
+    Another node has found it in one of them; or no other can compute them, and an earlier worker of this one has found
+    it there too. A restart because of other leaves proves nothing about these.
     """
     before = {node for leaf in range(span.start, span.stop) for node in round_.nonfinite.get(leaf, ())}
     others = any(node.computes and node.name not in before | {name} for node in nodes.values())
-    return bool(before - {name}) or (name in round_.restarted and not others)
+    again = any((leaf, name) in round_.restarted for leaf in range(span.start, span.stop))
+    return bool(before - {name}) or (again and not others)
 
 
 def reported(
@@ -45,19 +47,21 @@ def reported(
     if said and any(one.computes and one is not node for one in nodes.values()):
         round_.drop(assignment)
         return [news_of(node, what, "computed on another node")], None
-    round_.restarted.add(node.name)
+    _note_restart(round_, node.name)
     return [WrongAnswer(node, what if said else f"{what}, which it did not say", counts=not said)], None
 
 
 def refuted(round_: Round, span: Span, name: str, nodes: Mapping[str, Node]) -> list[Event]:
     """Has the workers restarted that found NaN or Inf in leaves which the node `name` has computed without."""
-    wrong = {other: leaf for leaf in range(span.start, span.stop) for other in round_.nonfinite.pop(leaf, ())}
-    found = [other for other in wrong if other != name and other not in round_.restarted and other in nodes]
-    round_.restarted.update(found)
-    return [
-        WrongAnswer(nodes[other], f"{name} computed {leaf_phrase(round_, wrong[other])} without NaN or Inf")
-        for other in found
-    ]
+    events: list[Event] = []
+    for leaf in range(span.start, span.stop):
+        for other in dict.fromkeys(round_.nonfinite.pop(leaf, ())):
+            if other != name and other in nodes and (leaf, other) not in round_.restarted:
+                _note_restart(round_, other)
+                what = f"{name} computed {leaf_phrase(round_, leaf)} without NaN or Inf"
+                events.append(WrongAnswer(nodes[other], what))
+        round_.restarted = {mark for mark in round_.restarted if mark[0] != leaf}
+    return events
 
 
 def leaf_phrase(round_: Round, index: int) -> str:
@@ -66,9 +70,19 @@ def leaf_phrase(round_: Round, index: int) -> str:
     return f"leaf {index} of step {round_.request.step} (rows {', '.join(ids)})"
 
 
+def _note_restart(round_: Round, name: str) -> None:
+    """Notes that the worker that found NaN or Inf on this node, in whatever leaves, is restarted."""
+    round_.restarted.update((leaf, name) for leaf, names in round_.nonfinite.items() if name in names)
+
+
 def _failure(round_: Round, span: Span) -> NonFiniteError:
-    """The failure at the leaf that most nodes, or the restarted worker, have found."""
-    leaf = max(range(span.start, span.stop), key=lambda leaf: (len(set(round_.nonfinite[leaf])), -leaf))
+    """The failure at the leaf that most nodes have found, or one node most often."""
+
+    def weight(leaf: int) -> tuple[int, int, int]:
+        found = round_.nonfinite[leaf]
+        return len(set(found)), len(found), -leaf
+
+    leaf = max(range(span.start, span.stop), key=weight)
     names = list(dict.fromkeys(round_.nonfinite[leaf]))
     where, cure = f"on {' and on '.join(names)}", "Look at these rows, or lower train.learning_rate"
     if len(names) == 1:

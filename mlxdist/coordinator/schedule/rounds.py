@@ -107,7 +107,7 @@ class Round:
     blamed_leaf: dict[str, int] = field(default_factory=dict)  # the leaf at which a node was lost last
     false_alarms: Counter[int] = field(default_factory=Counter)  # crashes that were none, by leaf
     nonfinite: dict[int, list[str]] = field(default_factory=dict)  # the nodes on which a leaf gave NaN or Inf
-    restarted: set[str] = field(default_factory=set)  # nodes whose worker was restarted since, for that reason
+    restarted: set[tuple[int, str]] = field(default_factory=set)  # of these, where the worker was restarted
     recomputed: int = 0  # leaves, for each time that one was computed, or begun, in vain or once more
 
     @property

@@ -213,6 +213,18 @@ def test_a_spare_that_was_not_needed_after_all_waits_again() -> None:
     assert kept(bench)
 
 
+def test_a_spare_that_was_given_nothing_gets_no_copy_once_enough_others_are_there() -> None:
+    bench, (first, second) = started("a", "b", min_nodes=2)
+    late = joins(bench, "A")
+    leaves(first)
+    bench.begin(request_of(1))
+    assert (second.work, late.work) == ([Span(0, 1)], [])
+    joins(bench, "a", CANARY)
+    assert bench.cluster.round is not None
+    assert not bench.cluster.round.pending
+    assert [one.name for one in bench.cluster.ready()] == ["a", "b"]
+
+
 @pytest.mark.parametrize("verb", ["gradient", "score"])
 def test_a_mixed_run_uses_every_node_and_its_promise_ends_with_the_first_leaf_of_another_class(verb: str) -> None:
     bench, _ = started("a", mixed="allow")

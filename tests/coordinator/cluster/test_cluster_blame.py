@@ -71,6 +71,38 @@ def test_the_worker_of_the_only_node_is_restarted_at_a_nan_and_the_same_again_en
     )
 
 
+def test_a_restart_at_one_leaf_does_not_blame_the_rows_of_another_leaf() -> None:
+    bench = Bench()
+    (node,) = working(bench, "a", leaves=2)
+    node.say(nonfinite(node, 1))
+    restarted(node, "NaN or Inf in leaf 1 of step 4")
+    node.get_ready()
+    node.say(node.offer(Span(1, 2)))
+    node.send(1, PARTIAL)
+    node.say(nonfinite(node, 0))
+    restarted(node, "NaN or Inf in leaf 0 of step 4 (rows 0); its worker is restarted")
+    node.get_ready()
+    node.say(nonfinite(node, 0))
+    failed_with(bench, NonFiniteError, "leaf 0 of step 4 (rows 0), on a, also after its worker was restarted")
+
+
+def test_nan_that_one_worker_finds_twice_in_a_leaf_is_no_result_when_the_other_node_has_left() -> None:
+    bench = Bench()
+    (node,) = working(bench, "a", leaves=2)
+    node.say(nonfinite(node, 1))
+    restarted(node, "NaN or Inf in leaf 1 of step 4")
+    node.get_ready()
+    node.say(node.offer(Span(1, 2)))
+    node.send(1, PARTIAL)
+    other = ScriptedNode(bench, "b")
+    other.get_ready()
+    node.say(nonfinite(node, 0))
+    assert "computed on another node" in bench.told()
+    other.tell(m.Leave(other.session))
+    node.say(nonfinite(node, 0))
+    restarted(node, "NaN or Inf in leaf 0 of step 4 (rows 0); its worker is restarted")
+
+
 @pytest.mark.parametrize("change", [{"step": 3}, {"attempt": 99}, {"attempt": 0}], ids=str)
 def test_a_nan_of_another_step_or_attempt_is_stale_and_changes_nothing(change: dict[str, int]) -> None:
     bench = Bench()

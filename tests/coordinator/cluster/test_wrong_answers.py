@@ -9,6 +9,7 @@ import pytest
 from mlxdist.coordinator.cluster.membership import HOUR, MOST_RESTARTS
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import NodeError, NonFiniteError
+from mlxdist.protocol.transport import CONTROL, DATA
 from mlxdist.protocol.tree import Span
 from mlxdist.protocol.vectors import Vector
 from tests.coordinator.cluster.scripted_node import (
@@ -126,6 +127,26 @@ def test_a_node_that_finds_nan_where_another_finds_none_was_wrong_and_its_worker
     assert f"bad: good computed leaf {mine.start} of step 4 (rows {mine.start}) without NaN or Inf" in bench.told()
     assert bad.state == "connecting"
     assert not bench.failure
+
+
+def test_a_worker_that_was_wrong_is_restarted_although_its_session_is_a_new_one_by_then() -> None:
+    bench = Bench()
+    bad, good = working(bench, "bad", "good", leaves=2)
+    brings(good, Span(1, 2))
+    bad.beat(7)
+    bad.say(m.Fault(bad.session, "nonfinite", "NaN", 4, bad.attempt, 0))
+    session = bad.session
+    bench.cluster.members.unreachable(DATA, bad.data, bench.now)
+    bench.tick(bench.cluster.settings.timing.return_seconds + 0.1)
+    assert bad.session != session
+    bad.heard(m.Restart, CONTROL)
+    brings(good, Span(0, 1))
+    assert [restart.worker_pid for restart in bad.heard(m.Restart, CONTROL)] == [0]  # the one that is there
+    bad.enlist()  # the supervisor had not taken up the session of that message
+    bad.beat(7)
+    assert [restart.worker_pid for restart in bad.heard(m.Restart, CONTROL)] == [7]
+    bad.beat(8)
+    assert bad.heard(m.Restart, CONTROL) == []
 
 
 # ---- answers that cannot be right
