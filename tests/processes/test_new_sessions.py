@@ -109,7 +109,9 @@ def test_a_worker_that_stays_without_a_connection_gets_a_new_session_and_is_not_
     old = a.session
     bench.cluster.unreachable(Parcel(DATA, a.data, []), bench.now)
     a.heard(m.Restart, CONTROL)
-    bench.tick(bench.cluster.settings.timing.return_seconds + 0.1)
+    bench.tick(bench.cluster.settings.timing.return_seconds)
+    a.beat()  # without heartbeats the node would be lost, not its connection
+    bench.tick(0.1)
     bench.collect()
     mail = [message for message, _ in bench.mail[CONTROL, a.control]]
     assert any(isinstance(one, m.Stale) and one.over and one.session == old for one in mail)

@@ -137,7 +137,9 @@ def test_a_worker_that_was_wrong_is_restarted_although_its_session_is_a_new_one_
     bad.say(m.Fault(bad.session, "nonfinite", "NaN", 4, bad.attempt, 0))
     session = bad.session
     bench.cluster.members.unreachable(DATA, bad.data, bench.now)
-    bench.tick(bench.cluster.settings.timing.return_seconds + 0.1)
+    bench.tick(bench.cluster.settings.timing.return_seconds)
+    bad.beat(7)  # without heartbeats the node would be lost, not its connection
+    bench.tick(0.1)
     assert bad.session != session
     bad.heard(m.Restart, CONTROL)
     brings(good, Span(0, 1))
