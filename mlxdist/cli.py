@@ -100,7 +100,7 @@ VALUES = {"--resume": ("last", re.compile("last|previous")), "--invite": ("1", r
 def with_values(args: Sequence[str]) -> list[str]:
     """Returns the arguments with the default value after each --resume and --invite that none of its values follows."""
     given = list[str]()
-    for arg, after in zip(args, [*args[1:], ""], strict=True):
+    for arg, after in zip(args, [*args, ""][1:], strict=True):
         given.append(arg)
         if arg in VALUES and not VALUES[arg][1].fullmatch(after):
             given.append(VALUES[arg][0])

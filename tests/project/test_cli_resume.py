@@ -8,6 +8,7 @@ from mlxdist.cli import with_values
 @pytest.mark.parametrize(
     ("given", "read"),
     [
+        ("", ""),
         ("run.toml --resume", "run.toml --resume last"),
         ("--resume run.toml", "--resume last run.toml"),
         ("run.toml --resume --nodes 2", "run.toml --resume last --nodes 2"),
