@@ -109,7 +109,7 @@ class Office:
             _tc(self.cables, self._end(name, direction), *rate)
 
     def ip(self, name: str, *words: str) -> str:
-        """What `ip` prints in a node's namespace, or the coordinator's."""
+        """Returns the output of `ip` in a node's namespace, or the coordinator's."""
         return _run("ip", "-n", self.coordinator if name == "coordinator" else self.node(name), *words)
 
     def inside(self, name: str = "") -> AbstractContextManager[None]:

@@ -41,7 +41,7 @@ class WallClock:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs to have this clock."""
+        """The environment that gives a process this clock."""
         return {
             "LD_PRELOAD": library(),
             "FAKETIME_TIMESTAMP_FILE": str(self.offset),

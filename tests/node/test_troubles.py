@@ -50,7 +50,7 @@ class RefusedLink:
 
 
 def said(troubles: list[Trouble | None], *, launched: bool) -> tuple[list[str], int, str]:
-    """What a supervisor says, its exit code, and its last words."""
+    """Returns the lines of a supervisor, its exit code, and its reason."""
     link, lines = RefusedLink([None, *troubles]), list[str]()
     one = Supervisor(
         "mini-1",

@@ -83,7 +83,7 @@ def launch(place: Path, output: str, *words: str, hosts: str = "hosts.toml") -> 
 
 
 def read_until(process: "subprocess.Popen[str]", pattern: str) -> str:
-    """What the launcher prints, until a line has the pattern."""
+    """Returns the lines of the launcher, until a line has the pattern."""
     assert process.stdout is not None
     seen = ""
     while line := process.stdout.readline():

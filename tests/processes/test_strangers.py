@@ -52,12 +52,12 @@ class Door:
         return made
 
     def lines(self) -> list[str]:
-        """What is written to the coordinator's log."""
+        """Returns the lines of the coordinator's log."""
         return [news.message for news in self.cluster.news if news.name == "coordinator"]
 
 
 def until(look: Callable[[], Any]) -> Any:
-    """What `look` finds, as soon as it finds something."""
+    """Returns the finding of `look`, as soon as there is one."""
     end = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < end:
         if found := look():

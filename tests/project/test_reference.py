@@ -18,7 +18,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def test_the_reference_is_what_the_code_gives() -> None:
-    """Where this fails: python -m scripts.reference > docs/reference.md"""
+    """To write it again: python -m scripts.reference > docs/reference.md"""
     assert (ROOT / "docs" / "reference.md").read_text(encoding="utf-8") == reference()
 
 

@@ -102,7 +102,7 @@ class Besieged(World):
         return next(one for one in self.supervisors if one.name == name)
 
     def _lies(self, channel: str) -> Frames:
-        """What the liar says in its session."""
+        """A message of the liar in its session."""
         node = self.cluster.nodes.get(LIAR)
         current = self.cluster.round
         mine = current.of(LIAR) if current is not None else []
@@ -133,7 +133,7 @@ class Besieged(World):
         return Words(self.rng, known, heard).frames(fitting if self.rng.random() < 0.9 else MESSAGE_TYPES)
 
     def _strange(self, channel: str) -> Frames:
-        """What a stranger says, who may have heard everything but knows no session before its worker says hello."""
+        """A message of a stranger, who may have heard everything but knows no session before its worker says hello."""
         heard = [
             frames for _, _, said, frames in self.said[-KEPT:] if channel == CONTROL or not isinstance(said, m.Hello)
         ]

@@ -150,7 +150,7 @@ class SimWorker(MemoryWorker, Worker):
             return None
 
     def altered(self, result: Result | None) -> Result | None:
-        """What a worker says that is broken, or an enemy: no check of its own has found it."""
+        """A wrong answer of a worker that is broken, or an enemy: no check of its own has found it."""
         match self.lie, result:
             case "nan", Partial():
                 vector = result.vector.copy()

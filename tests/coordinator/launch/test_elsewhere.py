@@ -29,7 +29,7 @@ host = "mini-2"
 
 
 def detached(verb: str, folder: Path) -> "subprocess.CompletedProcess[str]":
-    """What a verb gives, as a person who keeps the terminal open sees it."""
+    """The lines that a verb gives, as a person who keeps the terminal open sees them."""
     command = [sys.executable, "-m", "mlxdist.coordinator.launch.detached", verb, str(folder)]
     reader, writer = os.pipe()  # standard input that stays open
     try:

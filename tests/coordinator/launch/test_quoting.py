@@ -16,7 +16,7 @@ LINES = st.text(st.characters(blacklist_categories=["Cs", "Cc"]), max_size=40)
 
 
 def through(shell: str, command: str) -> bytes:
-    """What a login shell prints for a command, as sshd calls it."""
+    """Returns the output of a command in a login shell, as sshd calls it."""
     path = shutil.which(shell)
     if path is None:
         pytest.skip(f"there is no {shell}")

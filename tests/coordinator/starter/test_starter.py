@@ -29,7 +29,7 @@ def rows_file(folder: Path, lengths: list[int], name: str = "train", **extra: ob
 
 
 def chosen(data: Path, model: Path | str, machine: Machine = BIG) -> tuple[Survey, Choice, RunConfig]:
-    """What is seen and chosen, and the configuration as `launch` reads it from the written file."""
+    """Returns the survey and the choice, and the configuration as `launch` reads it from the written file."""
     seen = survey(str(data), str(model), machine, lambda message, share: None)
     choice = choose(seen, machine)
     file = data.parent / "run.toml"

@@ -1,4 +1,4 @@
-"""When a run saves, and what happens while it cannot: the training goes on, and nothing that was saved is lost."""
+"""The times at which a run saves, and a disk that takes nothing: the training goes on, and nothing that was saved is lost."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
