@@ -22,6 +22,17 @@ TAKES = "mlxdist worker takes order "  # printed by a worker with the number of 
 COMMAND = ("-u", "-m", "mlxdist.node.worker")  # of the interpreter
 
 
+class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A line on standard input, from the supervisor: the endpoint to connect to, and the name and session there."""
+
+    endpoint: str
+    name: str
+    session: m.SessionId
+    memory_limit_bytes: int = 0
+    model: str = ""  # the folder of the model on this host; "": as the run says
+    keys: NodeKeys | None = None
+
+
 @dataclass
 class Worker:
     """The worker process, its last lines, and the lines that were not sent to the coordinator yet."""
@@ -86,25 +97,9 @@ class Worker:
         with self.lock:
             self.unseen.extendleft(reversed(lines))
 
-    def order(
-        self,
-        endpoint: str,
-        name: str,
-        session: m.SessionId,
-        memory_limit_bytes: int,
-        keys: NodeKeys | None = None,
-        model: str = "",
-    ) -> None:
-        """Sends the worker to a coordinator, with the keys of the node and the folder of the model on this host."""
+    def order(self, order: Order) -> None:
+        """Sends the worker to a coordinator."""
         assert self.process.stdin is not None
-        order = {
-            "endpoint": endpoint,
-            "name": name,
-            "session": session,
-            "memory_limit_bytes": memory_limit_bytes,
-            "keys": keys,
-            "model": model,
-        }
         line = msgspec.json.encode(order).decode()
         self.given += 1
         with suppress(BrokenPipeError):  # it has just ended; `cause_of_exit` says why

@@ -21,7 +21,7 @@ from mlxdist.keys.pair import MOST_LINE, NodeKeys
 from mlxdist.node.link.addresses import join_endpoint
 from mlxdist.node.link.troubles import sentence_on
 from mlxdist.node.macos import chip
-from mlxdist.node.process import Worker
+from mlxdist.node.process import Order, Worker
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.backoff import Backoff
 from mlxdist.protocol.errors import MismatchError, WireError
@@ -167,7 +167,8 @@ class Supervisor:
             self.environment = environment
             self.worker = self.start_worker(environment)
         endpoint = join_endpoint(self.host, self.data_port or accept.data_port)
-        self.worker.order(endpoint, self.name, accept.session, accept.memory_limit_bytes, self.keys, self.model)
+        order = Order(endpoint, self.name, accept.session, accept.memory_limit_bytes, self.model, self.keys)
+        self.worker.order(order)
 
     def _look_at_connection(self) -> None:
         """Says once why the connection cannot be made. A node that was launched can change nothing, and leaves."""

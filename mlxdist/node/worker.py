@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from mlxdist.keys.pair import NodeKeys
 from mlxdist.node.link.jobs import Finish, LoadModel, Result
 from mlxdist.node.link.session import Session
 from mlxdist.node.link.sockets import DealerLink
-from mlxdist.node.process import TAKES
+from mlxdist.node.process import TAKES, Order
 from mlxdist.node.work.blas import use_openblas
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.transport import Link
@@ -37,17 +36,6 @@ if TYPE_CHECKING:
 FLUSH_SECONDS = 5.0  # that the last messages may take to leave
 HELLO_SECONDS = 2.0  # until a hello without an answer is said again: it may have been lost with its connection
 MOST_HELLOS = 4  # on one connection; then it is replaced, as it may be dead without a sign
-
-
-class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A line on standard input, from the supervisor: the endpoint to connect to, and the name and session there."""
-
-    endpoint: str
-    name: str
-    session: m.SessionId
-    memory_limit_bytes: int = 0
-    model: str = ""  # the folder of the model on this host; "": as the run says
-    keys: NodeKeys | None = None
 
 
 class Carrier:

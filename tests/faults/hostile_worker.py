@@ -15,8 +15,9 @@ import msgspec
 import numpy as np
 
 from mlxdist.node.link.jobs import ComputeAssignment, Job, Partial, Result, Results
+from mlxdist.node.process import Order
 from mlxdist.node.work.blas import use_openblas
-from mlxdist.node.worker import Order, _read_orders, serve
+from mlxdist.node.worker import _read_orders, serve
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.vectors import OutgoingVector
 

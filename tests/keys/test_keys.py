@@ -12,7 +12,7 @@ from mlxdist.keys.choose import chosen_keys
 from mlxdist.keys.files import read_private, write_private
 from mlxdist.keys.pair import NodeKeys, Pair, keys_line, keys_of_line, new_pair, public_key, public_of
 from mlxdist.keys.store import KeyStore, Sighting
-from mlxdist.node.worker import Order
+from mlxdist.node.process import Order
 from mlxdist.protocol.errors import SaveError, UserError
 from mlxdist.protocol.messages import SessionId
 
@@ -37,7 +37,7 @@ def test_the_public_half_follows_from_the_secret_one() -> None:
 
 def test_no_repr_shows_a_secret() -> None:
     keys = NodeKeys(A.secret, B.public)
-    order = Order("tcp://127.0.0.1:1", "a", SessionId("run", 1, "1"), 0, keys)
+    order = Order("tcp://127.0.0.1:1", "a", SessionId("run", 1, "1"), keys=keys)
     for value in (A, keys, order):
         assert A.secret not in repr(value)
         assert A.secret not in str(value)

@@ -13,7 +13,7 @@ import pytest
 
 from mlxdist.keys.pair import keys_line
 from mlxdist.node import supervisor as supervisors
-from mlxdist.node.process import KILL_SECONDS, Worker
+from mlxdist.node.process import KILL_SECONDS, Order, Worker
 from mlxdist.node.supervisor import Supervisor
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.launched import LaunchOrder, order_line
@@ -139,16 +139,8 @@ class Idle(Worker):
         super().__init__(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, text=True))
         self.sessions: list[m.SessionId] = []
 
-    def order(
-        self,
-        endpoint: str,
-        name: str,
-        session: m.SessionId,
-        memory_limit_bytes: int,
-        keys: object = None,
-        model: str = "",
-    ) -> None:
-        self.sessions.append(session)
+    def order(self, order: Order) -> None:
+        self.sessions.append(order.session)
 
 
 @pytest.fixture

@@ -23,11 +23,11 @@ from mlxdist.coordinator.fleet.fleet import Fleet
 from mlxdist.coordinator.fleet.sockets import RouterHub
 from mlxdist.coordinator.schedule.rounds import Request
 from mlxdist.node.link.sockets import DealerLink
-from mlxdist.node.process import Worker
+from mlxdist.node.process import Order, Worker
 from mlxdist.node.supervisor import Supervisor
 from mlxdist.node.work.engine import Engine, versions
 from mlxdist.node.work.model import LoadedModel
-from mlxdist.node.worker import Order, serve
+from mlxdist.node.worker import serve
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.leaves import Leaf
@@ -64,16 +64,8 @@ class ThreadWorker(Worker):
     orders: "queue.Queue[Any]" = field(default_factory=queue.Queue)
     thread: threading.Thread | None = None
 
-    def order(
-        self,
-        endpoint: str,
-        name: str,
-        session: m.SessionId,
-        memory_limit_bytes: int,
-        keys: object = None,
-        model: str = "",
-    ) -> None:
-        self.orders.put(Order(endpoint, name, session, memory_limit_bytes))
+    def order(self, order: Order) -> None:
+        self.orders.put(order)
 
     def stop(self) -> None:
         self.orders.put(None)

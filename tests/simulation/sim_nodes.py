@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from mlxdist.node.link.jobs import ComputeAssignment, Partial, Result
-from mlxdist.node.process import Worker
+from mlxdist.node.process import Order, Worker
 from mlxdist.node.supervisor import Supervisor
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import messages as m
@@ -92,18 +92,10 @@ class SimWorker(MemoryWorker, Worker):
 
     # ---- for its supervisor
 
-    def order(
-        self,
-        endpoint: str,
-        name: str,
-        session: m.SessionId,
-        memory_limit_bytes: int,
-        keys: object = None,
-        model: str = "",
-    ) -> None:
+    def order(self, order: Order) -> None:
         """Goes to a coordinator, with this session."""
         if self.exit is None:
-            self.begin(session)
+            self.begin(order.session)
 
     def cause_of_exit(self) -> str | None:
         """The reason why it ended, if it has."""

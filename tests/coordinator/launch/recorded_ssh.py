@@ -1,4 +1,4 @@
-"""Outputs of OpenSSH 9.2, sh, Python and macOS when something is wrong. The ssh ones were recorded from a real sshd.
+"""Outputs of OpenSSH 9.2, sh, Python and macOS when something is wrong; those of ssh were recorded from a real sshd.
 
 FileVault's text is Apple's (apple_ssh_and_filevault); the ones of macOS were not recorded on a Mac of ours.
 """

@@ -1,4 +1,4 @@
-"""The times at which a run saves, and a disk that takes nothing: the training goes on, and nothing that was saved is lost."""
+"""The times of saving, and a disk that takes nothing: the training goes on, and nothing that was saved is lost."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
