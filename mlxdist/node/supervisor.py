@@ -76,6 +76,7 @@ class Supervisor:
         """
         self.data_port, self.model = data_port, model
         self.keys, self.say, self.port = keys, say, port
+        self.host_facts = host_facts()  # once: some ask a program of the system, and a node registers twice a second
         self.told: set[Trouble] = set()  # what a person was told, since the last connection
         self.name, self.host, self.link, self.launched = name, host, link, launched
         self.wait_seconds, self.clock, self.start_worker = wait_seconds, clock, start_worker
@@ -203,7 +204,7 @@ class Supervisor:
             if now - self.spoken >= REGISTER_SECONDS and self.resting_until is None:
                 running = self.worker is not None and self.worker.process.poll() is None
                 pid = self.worker.process.pid if self.worker is not None and running else 0
-                if self._send(m.Register(m.PROTOCOL_VERSION, self.name, pid, host_facts())):
+                if self._send(m.Register(m.PROTOCOL_VERSION, self.name, pid, self.host_facts)):
                     self.spoken = now
             return
         if self.worker is not None:
