@@ -28,6 +28,7 @@ from mlxdist.node.process import TAKES, Order
 from mlxdist.node.work.blas import use_openblas
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.transport import Link
+from mlxdist.protocol.versions import package_versions
 from mlxdist.protocol.wire import Buffer, Frames, decode, encode, fitted
 
 if TYPE_CHECKING:
@@ -139,11 +140,9 @@ def serve(
     order: Order, orders: "queue.Queue[Order]", engine: "Engine", connect: Callable[[Order], Link] = connected
 ) -> Finish | None:
     """Works for one session until the coordinator shuts down or rejects (returns that) or a new order comes (None)."""
-    from mlxdist.node.work.engine import versions
-
     session = Session(order.name, order.session)
     carrier = Carrier(session, connect(order), superseded=lambda: not orders.empty())
-    hello = m.Hello(order.session, versions())
+    hello = m.Hello(order.session, package_versions())
     try:
         said = time.monotonic()
         carrier.hello(hello)

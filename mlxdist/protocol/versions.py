@@ -13,7 +13,12 @@ CODE = "mlxdist-code"
 
 def versions() -> dict[str, str]:
     """Returns the versions of this interpreter's packages, "" for one that is missing, and the hash of the code."""
-    return {"mlxdist": VERSION, **{name: _version(name) for name in PACKAGES}, CODE: code_hash()}
+    return {"mlxdist": VERSION, **package_versions(), CODE: code_hash()}
+
+
+def package_versions() -> dict[str, str]:
+    """Returns the versions of the packages that must be the same on all nodes, "" for one that is missing."""
+    return {name: _version(name) for name in PACKAGES}
 
 
 def _version(name: str) -> str:

@@ -25,7 +25,7 @@ from mlxdist.coordinator.schedule.rounds import Request
 from mlxdist.node.link.sockets import DealerLink
 from mlxdist.node.process import Order, Worker
 from mlxdist.node.supervisor import Supervisor
-from mlxdist.node.work.engine import Engine, versions
+from mlxdist.node.work.engine import Engine
 from mlxdist.node.work.model import LoadedModel
 from mlxdist.node.worker import serve
 from mlxdist.protocol import manifest as manifests
@@ -33,6 +33,7 @@ from mlxdist.protocol import messages as m
 from mlxdist.protocol.leaves import Leaf
 from mlxdist.protocol.transport import CONTROL, DATA
 from mlxdist.protocol.vectors import Vector
+from mlxdist.protocol.versions import package_versions
 from tests.coordinator.cluster.scripted_node import new_cluster
 from tests.laws.memory_fleet import make_row
 from tests.laws.model_folder import VOCABULARY
@@ -179,7 +180,12 @@ def start_coordinator(config: RunConfig, port: int, incarnation: int = 1, **chan
         "restart_seconds": 0.05,
     }
     timing = TimingConfig(**{**values, **changes})
-    settings = {"spec": run_spec(config), "versions": versions(), "data_port": hub.ports[DATA], "timing": timing}
+    settings = {
+        "spec": run_spec(config),
+        "versions": package_versions(),
+        "data_port": hub.ports[DATA],
+        "timing": timing,
+    }
     cluster = new_cluster(incarnation=incarnation, **settings)
     told: list[NodeNews] = []
     fleet = Fleet(cluster, hub, on_news=told.append)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from importlib import metadata
 
 from mlxdist.coordinator.cluster.audit import Audit
 from mlxdist.coordinator.cluster.cluster import Cluster
@@ -34,6 +33,7 @@ from mlxdist.keys.exchange import FIRST_PORT
 from mlxdist.keys.store import KeyStore, Sighting
 from mlxdist.protocol.errors import ConfigError, SaveError
 from mlxdist.protocol.transport import CONTROL, DATA
+from mlxdist.protocol.versions import package_versions
 
 MOST_RUNS = 8  # at the same time on this machine, that other Macs find without a port
 
@@ -142,7 +142,7 @@ def cluster_settings(prepared: Prepared, hosts: Hosts, roster: Roster, data_port
         run=f"{prepared.config.output.name}-{uuid.uuid4().hex[:8]}",
         incarnation=time.time_ns(),
         spec=prepared.spec,
-        versions={name: metadata.version(name) for name in ("mlx", "mlx-lm")},
+        versions=package_versions(),
         data_port=data_port,
         timing=prepared.config.timing,
         min_nodes=hosts.coordinator.min_nodes,

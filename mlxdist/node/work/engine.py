@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 
 import mlx.core as mx
@@ -16,11 +15,6 @@ from mlxdist.node.work.model import LoadedModel
 from mlxdist.protocol import messages as m
 from mlxdist.protocol import numerics
 from mlxdist.protocol.errors import MismatchError, MlxdistError, UserError
-
-
-def versions() -> dict[str, str]:
-    """Returns the versions of the packages that must be the same on all nodes."""
-    return {name: metadata.version(name) for name in ("mlx", "mlx-lm")}
 
 
 class Engine:
