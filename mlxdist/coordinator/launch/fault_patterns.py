@@ -14,7 +14,7 @@ class Pattern:
     shows: str
     what: str
     cure: str
-    passes: bool = False
+    transient: bool = False
 
 
 REMOTE_LOGIN = "System Settings, General, Sharing, Remote Login (or: sudo systemsetup -setremotelogin on)"
@@ -29,7 +29,7 @@ SSH_PATTERNS = (
         r"(?i)system is locked|^\S+: Permission denied \((?:(?:password|keyboard-interactive),?)+\)",
         "it answers with a password only, as a Mac does whose disk FileVault has locked since it was started",
         "Unlock it: type {ssh} and the password of its user, once after each start of that Mac",
-        passes=True,
+        transient=True,
     ),
     Pattern(
         "host key changed",
@@ -66,21 +66,21 @@ SSH_PATTERNS = (
         r"Could not resolve hostname (\S+): ",
         "no address is known for the name {0}",
         "Check the name (ping {host}); a Mac answers to the name in System Settings, General, Sharing, with .local",
-        passes=True,
+        transient=True,
     ),
     Pattern(
         "refused",
         r"connect to host \S+ port (\d+): Connection refused",
         "it is there, and nothing answers at its port {0}",
         f"Turn ssh on at that Mac: {REMOTE_LOGIN}",
-        passes=True,
+        transient=True,
     ),
     Pattern(
         "local network",
         r"connect to host \S+ port \d+: (No route to host|Network is unreachable|Network is down|Host is down)",
         "there is no way to it ({0}): it is off, asleep or unplugged, or macOS keeps this terminal from the network",
         f"Wake it and try {{ssh}}; on a Mac, allow this terminal in {LOCAL_NETWORK}",
-        passes=True,
+        transient=True,
     ),
     Pattern(
         "tunnel refused",
@@ -95,7 +95,7 @@ SSH_PATTERNS = (
         r"|Broken pipe|client_loop",
         "the connection was not made, or was lost",
         "See whether it is on and awake, and try {ssh}",
-        passes=True,
+        transient=True,
     ),
     Pattern(
         "ssh configuration",
@@ -140,14 +140,14 @@ COMMAND_PATTERNS = (
         r"\[Errno 65\]|\[Errno 113\]|No route to host",
         "it has no way to the coordinator: macOS keeps mlxdist there from the local network, or a cable is out",
         f'Set transport = "ssh" for it in hosts.toml, or allow its Python in {LOCAL_NETWORK}',
-        passes=True,
+        transient=True,
     ),
     Pattern(
         "port blocked",
         r"cannot reach the coordinator at (\S+): .*",
         "it does not reach the coordinator at {0}: a firewall is between them, or the port is blocked",
         'Allow incoming connections for Python on the coordinator, or set transport = "ssh" for it in hosts.toml',
-        passes=True,
+        transient=True,
     ),
     Pattern(
         "model missing",

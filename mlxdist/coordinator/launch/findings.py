@@ -25,12 +25,12 @@ NOT_FOUND, NOT_RUN = 127, 126  # exit codes of sh
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong. `passes`: it may go away without a person, so that trying again makes sense."""
+    """One thing that is wrong. `transient`: it may go away without a person, so that trying again makes sense."""
 
     kind: str
     what: str  # a clause about the host, without its name
     cure: str  # what to do, with the command to type
-    passes: bool = False
+    transient: bool = False
 
     def __str__(self) -> str:
         return f"{self.what}. {self.cure}"
@@ -41,7 +41,7 @@ def ssh_finding(target: Target, answer: Answer) -> Finding | None:
     names = _names(target)
     if answer.code is None:
         what = "it did not answer in time" if not answer.reached else "the command there did not end in time"
-        return Finding("timeout", what, f"See whether it is busy or asleep, and try {names['ssh']}", passes=True)
+        return Finding("timeout", what, f"See whether it is busy or asleep, and try {names['ssh']}", transient=True)
     lost = answer.reached and answer.code == SSH_FAILED
     if answer.reached and not lost:
         return None
@@ -52,7 +52,7 @@ def ssh_finding(target: Target, answer: Answer) -> Finding | None:
         return None  # the command itself gave this exit code
     if answer.code == SSH_FAILED:
         what = f"ssh failed: {_last_line(printed) or 'without a word'}"
-        return Finding("unreachable", what, f"Try {names['ssh']}", passes=True)
+        return Finding("unreachable", what, f"Try {names['ssh']}", transient=True)
     said = _last_line(printed) or _last_line(answer.talk)
     what = f"its login shell ran no command{f', and said: {said}' if said else ''}"
     return Finding("no shell", what, f"Try {names['ssh']} true; the user needs a login shell, as /bin/zsh")
@@ -126,7 +126,7 @@ def _first(patterns: tuple[Pattern, ...], printed: str, names: Mapping[str, str]
 def _made(pattern: Pattern, groups: tuple[str | None, ...], names: Mapping[str, str]) -> Finding:
     shown = [quoted(group or "") for group in groups]
     what, cure = (text.format(*shown, *[""] * 3, **names).strip() for text in (pattern.what, pattern.cure))
-    return Finding(pattern.kind, what, cure, pattern.passes)
+    return Finding(pattern.kind, what, cure, pattern.transient)
 
 
 def _last_line(printed: str) -> str:

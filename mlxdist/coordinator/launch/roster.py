@@ -47,7 +47,7 @@ def roster_of(hosts: Hosts, seen: Mapping[str, Seen], own: Sequence[str]) -> Ros
     blocked = {name: each.blocks for name, each in seen.items() if each.blocks is not None}
     roster = Roster(
         tuple(node for node in hosts.nodes if node.name not in blocked),
-        tuple(node for node in hosts.nodes if node.name in blocked and blocked[node.name].passes),
+        tuple(node for node in hosts.nodes if node.name in blocked and blocked[node.name].transient),
         blocked,
         seen,
     )

@@ -243,7 +243,7 @@ def again(code: int, fault: Finding | None) -> bool:
 
     Its ssh was killed or lost the host, it heard nothing of us, or its input ended; or the fault may pass.
     """
-    return fault.passes if fault is not None else code < 0 or code in (SSH_FAILED, AWAY, 0)
+    return fault.transient if fault is not None else code < 0 or code in (SSH_FAILED, AWAY, 0)
 
 
 def _close(process: "subprocess.Popen[bytes]") -> None:

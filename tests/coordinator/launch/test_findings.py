@@ -54,18 +54,18 @@ def test_an_unknown_failure_of_a_command_has_no_finding() -> None:
 def test_a_connection_that_is_lost_in_the_middle_may_come_back(printed: str) -> None:
     found = of_command(255, printed)
     assert found is not None
-    assert (found.kind, found.passes) == ("unreachable", True)
+    assert (found.kind, found.transient) == ("unreachable", True)
 
 
 def test_a_host_that_does_not_answer_in_time_may_do_so_later() -> None:
     for answer in (Answer(None, "", "", False), Answer(None, "", "", True)):
         found = finding(MINI, answer)
         assert found is not None
-        assert (found.kind, found.passes) == ("timeout", True)
+        assert (found.kind, found.transient) == ("timeout", True)
 
 
 def test_a_host_is_tried_again_only_where_no_person_is_needed() -> None:
-    passing = {kind for kind, printed in SSH_FAILED if (found := of_ssh(printed)) is not None and found.passes}
+    passing = {kind for kind, printed in SSH_FAILED if (found := of_ssh(printed)) is not None and found.transient}
     assert passing == {"filevault", "unknown name", "refused", "local network", "unreachable"}
 
 

@@ -89,7 +89,7 @@ def node(name: str, **keys: object) -> NodeSpec:
 
 
 def test_a_host_that_fails_is_named_and_the_others_go_on_if_they_are_enough() -> None:
-    lost = Seen(blocks=Finding("unreachable", "it is off", "Turn it on", passes=True))
+    lost = Seen(blocks=Finding("unreachable", "it is off", "Turn it on", transient=True))
     other = Seen(blocks=Finding("other version", "it has mlx 1", "Type mlxdist sync"))
     seen = {"a": Seen(address="10.0.0.1"), "b": lost, "c": other}
     hosts = cluster(node("a"), node("b"), node("c"))
