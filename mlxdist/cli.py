@@ -20,6 +20,7 @@ from mlxdist.commands.options import (
     InsecureLan,
     NodeCount,
     RunFile,
+    Wait,
     cluster_of,
     seconds_of,
 )
@@ -208,9 +209,7 @@ def node(
         str, typer.Option(metavar="HOST:PORT", help="The address of the Mac that runs launch, as mini-1.local:5555.")
     ] = "",
     name: Annotated[str, typer.Option(help="The name of this node in reports. Default: that of this Mac.")] = "",
-    wait: Annotated[
-        str, typer.Option(help="The time to wait for a run to start, or to come back: 30s, 10m, 12h.")
-    ] = "12h",
+    wait: Wait = "12h",
     coordinator: Annotated[
         str, typer.Option(metavar="KEY", help="The public key of that Mac, as launch prints it; it is remembered.")
     ] = "",

@@ -9,7 +9,7 @@ import typer
 
 from mlxdist.commands.keys import this_mac
 from mlxdist.commands.open_files import more_open_files
-from mlxdist.commands.options import seconds_of
+from mlxdist.commands.options import Wait, seconds_of
 from mlxdist.keys.store import KeyStore
 from mlxdist.protocol.errors import UserError
 
@@ -42,9 +42,7 @@ def join(
         ),
     ] = "",
     name: Annotated[str, typer.Option(help="The name of this Mac in reports. Default: its own.")] = "",
-    wait: Annotated[
-        str, typer.Option(help="The time to wait for a run to start, or to come back: 30s, 10m, 12h.")
-    ] = "12h",
+    wait: Wait = "12h",
     again: Annotated[
         bool, typer.Option("--again", help="Ask for a code although keys were exchanged: one side has new ones.")
     ] = False,

@@ -31,6 +31,7 @@ InsecureLan = Annotated[
         "data and the adapter, change the gradients, and end the run.",
     ),
 ]
+Wait = Annotated[str, typer.Option(help="The time to wait for a run to start, or to come back: 30s, 10m, 12h.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="The output folder of a run, or its run.toml.")]
 BaseModel = Annotated[str, typer.Option(help="The base model's folder or hub id, where it has moved.")]
