@@ -42,7 +42,7 @@ class Dispatch:
         try:
             message, payload = decode(parcel.frames)
         except WireError as error:
-            return self._refused(channel, peer, error, now)
+            return self._refused(channel, peer, str(error), m.Reject(str(error)), now)
         if isinstance(message, m.Register):
             if channel == CONTROL:
                 if self.members.by_peer(channel, peer) is None and not self.offenders.may_answer(channel, peer, now):
@@ -75,14 +75,14 @@ class Dispatch:
         what = f"a connection from {refusal.address} was refused: {refusal.reason} ({self.offenders.refused} so far)"
         return [NodeNews("coordinator", "", what, log=True)]
 
-    def _refused(self, channel: str, peer: bytes, error: WireError, now: float) -> list[Event]:
-        """Says once a minute that a peer sends what is no message of ours, and answers as long as it may be reading."""
+    def _refused(self, channel: str, peer: bytes, what: str, answer: m.Message, now: float) -> list[Event]:
+        """Counts a message that is not taken, says so once a minute, and answers as long as the peer may be reading."""
         events: list[Event] = []
         if self.offenders.refuse(channel, peer, now):
-            what = f"a message was refused: {error} ({self.offenders.refused} so far)"
-            events.append(NodeNews("coordinator", "", what, log=True))
+            said = f"a message was refused: {what} ({self.offenders.refused} so far)"
+            events.append(NodeNews("coordinator", "", said, log=True))
         if self.offenders.may_answer(channel, peer, now):
-            events.append(Send(channel, peer, m.Reject(str(error))))
+            events.append(Send(channel, peer, answer))
         return events
 
     def _of_node(
@@ -91,7 +91,8 @@ class Dispatch:
         events: list[Event] = []
         owner = node.control.peer if channel == CONTROL else node.worker.data
         if owner not in (None, peer):
-            return self._of_another(node, message, channel, peer, now)
+            what = f"{type(message).__name__} from another connection than {node.name}'s"  # a copy of its message
+            return self._refused(channel, peer, what, m.Stale(node.session, what), now)
         try:
             if channel == DATA:
                 return self._on_data(node, message, payload, peer, now)
@@ -104,20 +105,6 @@ class Dispatch:
             return events + self.members.turn_away(node, error)
         except (WireError, ValueError) as error:  # ValueError: the state table has no place for the message
             return events + self.members.wrong_answer(node, f"it sent what makes no sense: {error}", now)
-
-    def _of_another(self, node: Node, message: m.Message, channel: str, peer: bytes, now: float) -> list[Event]:
-        """Refuses a message in a node's session that comes from a connection which is not the node's: a copy of it.
-
-        It is counted, said once a minute, and answered as long as the sender may be reading.
-        """
-        what = f"{type(message).__name__} from another connection than {node.name}'s"
-        events: list[Event] = []
-        if self.offenders.refuse(channel, peer, now):
-            said = f"a message was refused: {what} ({self.offenders.refused} so far)"
-            events.append(NodeNews("coordinator", "", said, log=True))
-        if self.offenders.may_answer(channel, peer, now):
-            events.append(Send(channel, peer, m.Stale(node.session, what)))
-        return events
 
     def _on_data(self, node: Node, message: m.Message, payload: memoryview, peer: bytes, now: float) -> list[Event]:
         """Takes a message of a worker. Raises StaleError for one of another worker, WireError for nonsense."""

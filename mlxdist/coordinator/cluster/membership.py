@@ -145,7 +145,7 @@ class Membership:
         return self.lose(node, NodeEvent.WORKER_EXIT, with_tail if node.early_exits else cause)
 
     def check(self, node: Node, now: float) -> list[Event]:
-        """Looks at a node's beats and its control connection."""
+        """Looks at a node's heartbeats and its control connection."""
         timing, control = self.settings.timing, node.control
         if node.gone:
             return []
