@@ -102,11 +102,6 @@ def _number(text: str) -> int:
     return int(text) if text.isdigit() and len(text) < 19 else 0
 
 
-def versions_here() -> dict[str, str]:
-    """Returns the versions that every node must have, and the hash of the code."""
-    return versions()
-
-
 def look_at(node: NodeSpec, model: str) -> Seen:
     """Looks at the host of a node for a run of `model`, a hub id or a folder of this machine."""
     target = target_of(node)
@@ -134,7 +129,7 @@ def judged(target: Target, answer: Answer, interpreter: str, folders: Sequence[s
             "Type mlxdist sync --hosts hosts.toml, or launch with --sync",
         )
     if blocks is None:
-        blocks = version_finding(versions_here(), seen.versions)
+        blocks = version_finding(versions(), seen.versions)
     if blocks is None and folders and not seen.models:
         blocks = Finding(
             "model missing",

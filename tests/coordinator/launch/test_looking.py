@@ -18,12 +18,13 @@ from mlxdist.coordinator.config.hosts import (
 )
 from mlxdist.coordinator.launch.findings import Finding
 from mlxdist.coordinator.launch.hosts_init import Found, hosts_text, node_names, target_named, write_hosts
-from mlxdist.coordinator.launch.looking import Seen, judged, look_script, read_look, versions_here
+from mlxdist.coordinator.launch.looking import Seen, judged, look_script, read_look
 from mlxdist.coordinator.launch.quoting import remote_command
 from mlxdist.coordinator.launch.roster import listening, roster_of
 from mlxdist.coordinator.launch.ssh import Answer, Target, new_marker
 from mlxdist.keys.store import KeyStore
 from mlxdist.protocol.errors import NodeError, UserError
+from mlxdist.protocol.versions import versions
 from tests.coordinator.launch.recorded_ssh import LINUX_LOOK, MAC_LOOK
 
 OWN = ("127.0.0.1", "10.0.0.1", "fe80::1c2d:ff%bridge0", "192.168.1.7")
@@ -36,7 +37,7 @@ def look_of(printed: str, folders: tuple[str, ...] = (), code: int = 0, err: str
 
 def printed_with_own_versions(printed: str) -> str:
     lines = [line for line in printed.splitlines() if not line.startswith("version")]
-    return "\n".join([*lines, *(f"version {name} {version}" for name, version in versions_here().items())])
+    return "\n".join([*lines, *(f"version {name} {version}" for name, version in versions().items())])
 
 
 def test_a_mac_and_a_linux_machine_are_read() -> None:
