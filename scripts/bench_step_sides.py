@@ -27,11 +27,13 @@ from mlxdist.coordinator.batch.micro_batches import cut
 from mlxdist.coordinator.batch.row_store import Rows
 from mlxdist.coordinator.cluster.cluster import Cluster
 from mlxdist.coordinator.cluster.settings import ClusterSettings
+from mlxdist.coordinator.config.hosts import local_hosts
 from mlxdist.coordinator.config.run_spec import run_spec
 from mlxdist.coordinator.config.schema import RunConfig
 from mlxdist.coordinator.fleet.fleet import Fleet
 from mlxdist.coordinator.fleet.sockets import RouterHub
-from mlxdist.coordinator.launch.starts import local_starts
+from mlxdist.coordinator.launch.roster import Roster
+from mlxdist.coordinator.launch.starts import starts_of
 from mlxdist.coordinator.launch.supervisors import Supervisors
 from mlxdist.coordinator.schedule.rounds import Request
 from mlxdist.coordinator.training.clipping import clip
@@ -39,7 +41,7 @@ from mlxdist.coordinator.training.moments import Moments
 from mlxdist.coordinator.training.optimizer import optimizer_of
 from mlxdist.node.work.compute import Computer, add
 from mlxdist.protocol.leaves import Leaf, Row
-from mlxdist.protocol.transport import CONTROL, DATA
+from mlxdist.protocol.transport import DATA
 from mlxdist.protocol.tree import Span, fold_span
 from mlxdist.protocol.vectors import Vector
 
@@ -134,7 +136,8 @@ def one_node(config: RunConfig, logs: Path) -> Iterator[Fleet]:
     nodes = Supervisors("bench", config.timing.stop_seconds, config.timing.restart_seconds)
     fleet = Fleet(Cluster(settings), hub, on_news=lambda news: say(f"{news.name}: {news.message}"), watch=nodes.watch)
     try:
-        nodes.start(local_starts(1, hub.ports[CONTROL]))
+        hosts = local_hosts(1)
+        nodes.start(starts_of(hosts.nodes, Roster(hosts.nodes), hosts.coordinator, hub.ports, None, 300.0))
         fleet.wait_for_nodes(1, 1, config.timing.start_timeout)
         yield fleet
     finally:

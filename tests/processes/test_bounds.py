@@ -8,7 +8,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mlxdist.coordinator.launch.starts import local_starts
+from mlxdist.coordinator.config.hosts import local_hosts
+from mlxdist.coordinator.launch.roster import Roster
+from mlxdist.coordinator.launch.starts import starts_of
 from mlxdist.coordinator.launch.supervisors import Supervisors
 from mlxdist.coordinator.storage.node_log import append_line
 from mlxdist.node.process import LINE_CHARS, UNSEEN_LINES, Worker
@@ -149,7 +151,9 @@ def test_fifty_joins_and_leaves_leave_no_file_open(model: Path) -> None:
 def test_nodes_that_hang_are_gone_after_the_coordinator_has_stopped_them(tmp_path: Path) -> None:
     """A stopped process ignores the end of its input and SIGTERM; only SIGKILL ends it."""
     nodes = Supervisors("run", stop_seconds=0.2, restart_seconds=1.0)
-    nodes.start(local_starts(3, free_ports()))
+    hosts = local_hosts(3)
+    ports = {CONTROL: free_ports()}
+    nodes.start(starts_of(hosts.nodes, Roster(hosts.nodes), hosts.coordinator, ports, None, 300.0))
     hung = [psutil.Process(process.pid) for process in nodes.processes.values()]
     for process in hung[:2]:  # the third one leaves by itself
         process.suspend()

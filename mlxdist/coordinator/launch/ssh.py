@@ -8,7 +8,7 @@ import secrets
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -169,8 +169,3 @@ def everywhere(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
     items = list(items)
     with ThreadPoolExecutor(min(len(items), AT_ONCE) or 1, thread_name_prefix="host") as pool:
         return list(pool.map(work, items))
-
-
-def run_everywhere(targets: Sequence[Target], script: str, *, timeout: float = RUN_SECONDS) -> Mapping[Target, Answer]:
-    """Runs one script on all hosts at the same time. Returns the answers by host."""
-    return dict(zip(targets, everywhere(lambda target: run(target, script, timeout=timeout), targets), strict=True))

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from mlxdist.coordinator.config.hosts import CoordinatorHost, NodeSpec, dialed_address, is_local, local_hosts
+from mlxdist.coordinator.config.hosts import CoordinatorHost, NodeSpec, dialed_address, is_local
 from mlxdist.coordinator.fleet.access import Access
 from mlxdist.coordinator.launch.roster import Roster
 from mlxdist.coordinator.launch.supervisors import Start
@@ -44,9 +44,3 @@ def starts_of(
         order = LaunchOrder(host, ports[CONTROL], 0, model, away_seconds)
         made.append(Start(node, keys_line(keys), order, forwards))
     return made
-
-
-def local_starts(count: int, port: int, away_seconds: float = 300.0) -> list[Start]:
-    """Returns the starts of `count` nodes on this machine, without keys, for a coordinator at this control port."""
-    hosts = local_hosts(count)
-    return starts_of(hosts.nodes, Roster(hosts.nodes), hosts.coordinator, {CONTROL: port}, None, away_seconds)
