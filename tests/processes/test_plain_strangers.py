@@ -86,7 +86,8 @@ def oversized_frames(port: int) -> None:
 
 
 def no_message(port: int) -> None:
-    dealer(port, [b"\x00" * 50], [b"mlxd"], [b""], [b"x"] * 50, [PREAMBLE.pack(MAGIC, 1, 0, 0), b"\xc1", b""])
+    too_long = [b"x"] * 50  # the last: it ends the connection, and what came after it would use another one
+    dealer(port, [b"\x00" * 50], [b"mlxd"], [b""], [PREAMBLE.pack(MAGIC, 1, 0, 0), b"\xc1", b""], too_long)
 
 
 def garbage(port: int) -> None:
