@@ -7,8 +7,11 @@ and the event's own keys; `progress` is in [0, 1]; a number that is not finite i
     checkpoint {step, path, best}  val {step, message, loss, metrics, seconds}
     done {status, step, message}   node {name, state, message, cause, action, leaves}
     promise {step, promise, reason, message}
+    work {step, nodes: {name: {tokens_per_second, peak_gb, state, rows}}}
 
-A stage with `note` is a sentence that a person should find again; so is a node's message with `stays`. A node's `leaves` are the spans [start, stop) of the step in work that go from it to others. The `elapsed_seconds` of
+A stage with `note` is a sentence that a person should find again; so is a node's message with `stays`. The `rows` of
+work say what the node did in the step, as cluster/timeline.py has them: [kind, begin, end, start, stop]. A node's
+`leaves` are the spans [start, stop) of the step in work that go from it to others. The `elapsed_seconds` of
 train are the training time of all sessions up to the end of its step: with `train.max_hours` the learning rate of the
 next step follows them. The cost of failures is told by `leaves_recomputed`, `seconds_paused` and `disturbed` of train,
 by `paused` and `seconds` of the stages at the two ends of a pause, and by `steps_again` and `seconds_lost` of the stage
@@ -42,6 +45,7 @@ from mlxdist.coordinator.storage.run_folder import RunFolder, finite, write_json
 from mlxdist.protocol.errors import SaveError
 from mlxdist.protocol.numerics import Promise
 
+WORK_SECONDS = 1.0  # a quick run's file gets the work of an undisturbed step no more often than this
 _STAGE_GRAIN = 0.05  # a stage's progress gets a line of the file for every such part
 
 
@@ -88,6 +92,7 @@ class Reporter:
         self._lock = threading.Lock()
         self._file = EventFile(run.metrics_jsonl)
         self._unsaved: set[str] = set()
+        self._work_told = float("-inf")
         self.ended = False  # the end of the run was told
 
     def resume_after(self, step: int) -> None:
@@ -132,7 +137,7 @@ class Reporter:
         self._display.say(sentence)
 
     def step(self, report: StepReport) -> None:
-        """Tells one finished step: its numbers, the nodes' speeds, and its advice if there is some."""
+        """Tells one finished step: its numbers, the nodes' speeds and their work, and its advice if there is some."""
         with self._lock:
             self._train_losses[report.step] = report.loss
             if report.peak_gb is not None:
@@ -160,6 +165,9 @@ class Reporter:
                 **report.metrics,
             },
         )
+        if report.work and self._work_is_due(time.disturbed):
+            nodes = {name: asdict(work) for name, work in report.work.items()}
+            self._tell("work", {"step": report.step, "nodes": nodes})
         if report.advice:
             self.note(report.advice)
 
@@ -269,6 +277,15 @@ class Reporter:
         with self._lock:
             failure = self._file.sync()
         self._saw(failure)
+
+    def _work_is_due(self, disturbed: bool) -> bool:
+        """Returns true for a disturbed step, and where the last line about work is long enough ago."""
+        with self._lock:
+            now = self._clock()
+            due = disturbed or now - self._work_told >= WORK_SECONDS
+            if due:
+                self._work_told = now
+        return due
 
     def _lost_time(self) -> LostTime:
         with self._lock:
