@@ -180,7 +180,12 @@ class Fleet:
             nodes = sorted(self._cluster.nodes.items())
             return {
                 name: NodeWork(
-                    node.speed.tokens_per_second, node.peak_bytes / 1e9, node.state.value, rows.get(name, [])
+                    node.speed.tokens_per_second,
+                    node.peak_bytes / 1e9,
+                    node.state.value,
+                    rows.get(name, []),
+                    swap_gb=round(node.swap_bytes / 1e9, 2) if node.swap_bytes >= 0 else None,
+                    heat=node.heat,
                 )
                 for name, node in nodes
                 if name in rows or not node.gone

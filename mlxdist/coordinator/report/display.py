@@ -18,8 +18,12 @@ class Display(Protocol):
     def take(self, event: Event) -> None:
         """Shows one event, as `metrics.jsonl` has it."""
 
-    def recall(self, events: Iterable[Event], age: float = 0.0) -> None:
-        """Takes events that were told before, the last one `age` seconds ago; nothing is said of them."""
+    def recall(self, events: Iterable[Event], now: float | None = None, shown: int = 0) -> None:
+        """Takes events that were told before, in place of all that it has taken.
+
+        `now`: seconds since 1970 by the clock of the run's host; None: the last of them is told just now. `shown`: so
+        many of their last sentences are said again.
+        """
 
     def stage(self, message: str, progress: float | None) -> None:
         """Shows what the run is busy with, and its `progress` in [0, 1] more often than events tell it."""

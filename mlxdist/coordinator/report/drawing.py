@@ -30,8 +30,8 @@ COLUMNS: Mapping[str, tuple[int, Callable[[NodeRow], str]]] = MappingProxyType( 
     {
         "share": (5, lambda node: "" if node.share is None else f"{100 * node.share:.0f} %"),
         "tokens/s": (8, lambda node: rate_phrase(node.tokens_per_second)[:-9] if node.tokens_per_second else ""),
-        "memory": (7, lambda node: f"{node.peak_gb:.1f} GB" if node.peak_gb else ""),
-        "swap": (7, lambda node: "" if node.swap_gb is None else f"{node.swap_gb:.1f} GB"),
+        "memory": (7, lambda node: _size(node.peak_gb) if node.peak_gb else ""),
+        "swap": (7, lambda node: "" if node.swap_gb is None else _size(node.swap_gb)),
         "heat": (8, lambda node: node.heat),
     }
 )
@@ -137,6 +137,10 @@ def _name_width(nodes: Mapping[str, NodeRow], width: int) -> int:
 
 def _state_width(nodes: Mapping[str, NodeRow]) -> int:
     return max(7, *(len(node.state) for node in nodes.values()))
+
+
+def _size(gb: float) -> str:
+    return f"{gb:.1f} GB" if gb >= 0.95 else f"{1000 * gb:.0f} MB"
 
 
 def _number(value: float | None) -> str:

@@ -4,8 +4,10 @@ A run that trains tells its events as they happen; one that is only watched is r
 picture is the same, so an event may lack what an older mlxdist did not write.
 """
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any, Literal
 
 from rich.progress import Progress
@@ -15,6 +17,7 @@ from mlxdist.coordinator.report.format import node_phrase
 
 Event = Mapping[str, Any]
 ACCURACIES = "rewards/accuracies"
+COMPUTED = ("leaf", "copy")  # kinds of rows in `work`
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,7 @@ class Picture:
     """What is known of a run. Times are seconds of the run, as `wall_seconds` counts them."""
 
     at: float = 0.0  # when the last event was told
-    session_at: float = 0.0  # when the present session began
+    time: str = ""  # the same by the wall clock of the run's host, ISO 8601
     busy: str = "starting"
     busy_since: float = 0.0
     busy_progress: float | None = None  # of what it is busy with, in [0, 1]
@@ -45,7 +48,7 @@ class Picture:
     vals: list[tuple[int, float | None]] = field(default_factory=list)  # step and loss of each evaluation
     best: tuple[int, float | None] | None = None  # of the evaluations, the one whose checkpoint is the best
     nodes: dict[str, NodeRow] = field(default_factory=dict)
-    ending: Literal["", "done", "interrupted", "failed"] = ""
+    ending: Literal["", "done", "interrupted", "failed", "stopped"] = ""  # stopped: it was killed, without a word
     _next: str = "starting"  # what it does after an evaluation
     _steps: Progress = field(init=False)
 
@@ -75,9 +78,24 @@ class Picture:
     def take(self, event: Event) -> None:
         """Adds one event."""
         self.at = max(self.at, event.get("wall_seconds") or 0.0)
+        self.time = str(event.get("time") or self.time)
         if taker := _TAKERS.get(str(event.get("event"))):
             self.ending = ""  # a run that ended was resumed
             taker(self, event)
+
+    def age(self, now: float) -> float:
+        """Returns the seconds since the last event. `now`: seconds since 1970 by the clock of the run's host.
+
+        Negative where that clock is not the one by which the event was told.
+        """
+        try:
+            return now - datetime.fromisoformat(self.time).timestamp()
+        except ValueError:
+            return 0.0
+
+    def since(self, now: float | None) -> float:
+        """Returns the seconds since the last event: none after the end, and where `now` is not known or before it."""
+        return 0.0 if now is None or self.ending else max(self.age(now), 0.0)
 
     def stage(self, message: str, progress: float | None) -> None:
         """Notes what the run is busy with from now on, and how far it is."""
@@ -117,13 +135,15 @@ class Picture:
         self.nodes[name] = replace(before, state=state, message=message)
 
     def _work(self, event: Event) -> None:
-        for name, told in (event.get("nodes") or {}).items():
+        nodes = event.get("nodes") or {}
+        leaves = {name: leaves_in(told.get("rows") or ()) for name, told in nodes.items()}
+        for name, told in nodes.items():
             before = self.nodes.get(name, NodeRow(""))
             state = str(told.get("state") or before.state)
             self.nodes[name] = NodeRow(
                 state,
                 before.message if before.state == state else "",
-                share=told.get("share"),
+                share=leaves[name] / (sum(leaves.values()) or 1),
                 tokens_per_second=told.get("tokens_per_second"),
                 peak_gb=told.get("peak_gb"),
                 swap_gb=told.get("swap_gb"),
@@ -131,8 +151,8 @@ class Picture:
             )
 
     def _done(self, event: Event) -> None:
-        status = str(event.get("status"))
-        self.ending = status if status in ("done", "interrupted", "failed") else "failed"  # type: ignore[assignment]
+        status = event.get("status")
+        self.ending = status if status in ("done", "interrupted", "stopped") else "failed"
         self.busy = ""
 
 
@@ -145,6 +165,21 @@ _TAKERS: Mapping[str, Callable[[Picture, Event], None]] = {
     "work": Picture._work,
     "done": Picture._done,
 }
+
+
+def recalled(events: Iterable[Event], shown: int) -> tuple[Picture, list[tuple[float, str]]]:
+    """Returns the picture of events that were told before, and their last sentences with their seconds in the run."""
+    picture, news = Picture(), deque[tuple[float, str]](maxlen=shown)
+    for event in events:
+        picture.take(event)
+        if (sentence := news_in(event)) is not None and event.get("event") != "done":
+            news.append((picture.at, sentence))
+    return picture, list(news)
+
+
+def leaves_in(rows: Iterable[Sequence[Any]]) -> int:
+    """Returns the leaves that a node computed, by the rows of a `work` event."""
+    return sum(stop - start for kind, _, _, start, stop in rows if kind in COMPUTED)
 
 
 def news_in(event: Event) -> str | None:

@@ -6,12 +6,12 @@ long. A step has its turn every `report_every` steps, and whenever nothing was s
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from statistics import median
 from typing import TextIO
 
 from mlxdist.coordinator.report.format import clock_phrase, duration_phrase, left_phrase, node_phrase
-from mlxdist.coordinator.report.picture import Event, Picture, news_in
+from mlxdist.coordinator.report.picture import Event, Picture, news_in, recalled
 
 QUIET_SECONDS, MOST_QUIET_SECONDS = 15.0, 600.0  # without a line, after which a finished step is worth one
 QUIET_SHARE = 0.05  # of the time since the start: an hour's run is silent for three minutes at most
@@ -34,13 +34,14 @@ class PlainDisplay:
         self._ended = False
         self._lock = threading.RLock()
 
-    def recall(self, events: Iterable[Event], age: float = 0.0) -> None:
-        """Takes events that were told before, the last one `age` seconds ago; nothing is said of them."""
+    def recall(self, events: Iterable[Event], now: float | None = None, shown: int = 0) -> None:
+        """Takes events that were told before, in place of all that it has taken; see Display."""
         with self._lock:
-            for event in events:
-                self._picture.take(event)
-                self._remember(event)
-            self._seen = self._busy_since = self._clock() - age
+            self._picture, again = recalled(self._remembered(events), shown)
+            self._seen = self._clock() - self._picture.since(now)
+            self._busy_since, self._patience = self._clock(), self._long()
+            for seconds, sentence in again:
+                self._write(seconds, sentence)
 
     def take(self, event: Event) -> None:
         """Tells an event if it is news."""
@@ -67,9 +68,7 @@ class PlainDisplay:
     def say(self, sentence: str) -> None:
         """Writes one line."""
         with self._lock:
-            self._last_line = self._clock()
-            self._stream.write(f"{clock_phrase(self._now())}  {sentence}\n")
-            self._stream.flush()
+            self._write(self._now(), sentence)
 
     def end(self, sentence: str) -> None:
         """Writes the closing line; `tick` writes nothing after it."""
@@ -113,6 +112,16 @@ class PlainDisplay:
             return True
         quiet = min(max(QUIET_SECONDS, QUIET_SHARE * (self._clock() - self._began)), MOST_QUIET_SECONDS)
         return self._clock() - self._last_line >= quiet
+
+    def _write(self, seconds: float, sentence: str) -> None:
+        self._last_line = self._clock()
+        self._stream.write(f"{clock_phrase(seconds)}  {sentence}\n")
+        self._stream.flush()
+
+    def _remembered(self, events: Iterable[Event]) -> Iterator[Event]:
+        for event in events:
+            self._remember(event)
+            yield event
 
     def _remember(self, event: Event) -> None:
         if event.get("event") == "node" and event.get("state") == "ready":

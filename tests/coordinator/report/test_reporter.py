@@ -57,7 +57,7 @@ class Heard:
             case {"note": True, "message": message} | {"event": "checkpoint" | "promise", "message": message}:
                 self.calls.append(("say", message))
 
-    def recall(self, events: Iterable[Mapping[str, Any]], age: float = 0.0) -> None:
+    def recall(self, events: Iterable[Mapping[str, Any]], now: float | None = None, shown: int = 0) -> None:
         self.recalled = [event["event"] for event in events]
 
     def say(self, sentence: str) -> None:
