@@ -79,7 +79,7 @@ class PlainDisplay:
     def tick(self) -> None:
         """Tells what the run is busy with when that takes unusually long: each time after twice as long."""
         with self._lock:
-            long = self._clock() - max(self._busy_since, self._began)
+            long = self._clock() - self._busy_since
             if long < self._patience or self._ended or self._picture.ending:
                 return
             self._patience = min(2 * self._patience, self._patience + MOST_QUIET_SECONDS)
@@ -110,8 +110,10 @@ class PlainDisplay:
     def _is_due(self, step: int) -> bool:
         if step % self._report_every == 0 or step in (1, self._picture.total_steps):
             return True
-        quiet = min(max(QUIET_SECONDS, QUIET_SHARE * (self._clock() - self._began)), MOST_QUIET_SECONDS)
-        return self._clock() - self._last_line >= quiet
+        now = self._clock()
+        quiet = min(max(QUIET_SECONDS, QUIET_SHARE * (now - self._began)), MOST_QUIET_SECONDS)
+        until_its_turn = (self._report_every - step % self._report_every) * median(self._seconds or [0.0])
+        return now - self._last_line >= quiet and until_its_turn > quiet
 
     def _write(self, seconds: float, sentence: str) -> None:
         self._last_line = self._clock()
