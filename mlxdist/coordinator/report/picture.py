@@ -83,19 +83,12 @@ class Picture:
             self.ending = ""  # a run that ended was resumed
             taker(self, event)
 
-    def age(self, now: float) -> float:
-        """Returns the seconds since the last event. `now`: seconds since 1970 by the clock of the run's host.
-
-        Negative where that clock is not the one by which the event was told.
-        """
-        try:
-            return now - datetime.fromisoformat(self.time).timestamp()
-        except ValueError:
-            return 0.0
-
     def since(self, now: float | None) -> float:
-        """Returns the seconds since the last event: none after the end, and where `now` is not known or before it."""
-        return 0.0 if now is None or self.ending else max(self.age(now), 0.0)
+        """Returns the seconds since the last event, by the clock of the run's host: none after the end of the run.
+
+        `now`: seconds since 1970; None: not known.
+        """
+        return 0.0 if now is None or self.ending else age_of(self.time, now)
 
     def stage(self, message: str, progress: float | None) -> None:
         """Notes what the run is busy with from now on, and how far it is."""
@@ -175,6 +168,14 @@ def recalled(events: Iterable[Event], shown: int) -> tuple[Picture, list[tuple[f
         if (sentence := news_in(event)) is not None and event.get("event") != "done":
             news.append((picture.at, sentence))
     return picture, list(news)
+
+
+def age_of(time: str, now: float) -> float:
+    """Returns the seconds from a time of an event to `now`, seconds since 1970; 0 where the clocks do not agree."""
+    try:
+        return max(now - datetime.fromisoformat(time).timestamp(), 0.0)
+    except ValueError:
+        return 0.0
 
 
 def leaves_in(rows: Iterable[Sequence[Any]]) -> int:

@@ -5,14 +5,15 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from mlxdist.coordinator.report.display import Display
-from mlxdist.coordinator.report.format import lost_time_phrase
+from mlxdist.coordinator.report.format import duration_phrase, lost_time_phrase
 from mlxdist.coordinator.report.goodput import LostTime
+from mlxdist.coordinator.report.picture import age_of
 from mlxdist.coordinator.status.looks import Look, Watched
 
 SHOWN = 8  # sentences of before, when the watching begins
 STOPPED = (
     "the run ended without a word: it was killed, or its Mac was restarted. mlxdist launch --resume goes on after its "
-    "last saved step"
+    "last saved step. Its last event is {age} old"
 )
 ELSEWHERE = "the run's coordinator is on another Mac: from here its files are seen, and not if it is still there"
 
@@ -58,7 +59,8 @@ def show(run: Watched, display: Display, *, watch: bool) -> Watch:
         close(seen.told, display)
     elif seen.gone:
         display.take({"event": "done", "status": "stopped"})
-        display.end(STOPPED)
+        age = age_of(str((seen.last or {}).get("time")), look.now)
+        display.end(STOPPED.format(age=duration_phrase(age)))
     return seen
 
 
