@@ -45,13 +45,13 @@ class Facts:
 def look_script(folder: str, owner: str, *, repeat: bool) -> str:
     """Returns the script that prints looks at the run in `folder`, one line for /bin/sh; `repeat`: about one a second.
 
-    `owner`: the file, from that folder, with the process that writes in the run: state/lock, or ../pid of a run that
-    may not have a folder yet. The loop ends with the connection.
+    `owner`: a file with the process that is to write in it, of a run that may not have a folder yet; "": its lock. The
+    loop ends with the connection.
     """
     exists = f'[ -f "$D/manifest.json" ] || {{ echo "there is no run in $D" >&2; exit {NO_RUN}; }}; '
+    lock = f"L={path_word(owner)}; " if owner else f'L="$D/state/lock"; {exists}'
     return (
-        f'D={path_word(folder)}; M="$D/metrics.jsonl"; L="$D/{owner}"; O=0; I=0; '
-        f"{exists if owner == 'state/lock' else ''}"
+        f'D={path_word(folder)}; M="$D/metrics.jsonl"; O=0; I=0; {lock}'
         'while :; do P=0; H=; E=; T=0; J=0; S=0; [ -f "$L" ] && { read -r P H < "$L"; '
         'T=$(stat -c %Y "$L" 2>/dev/null || stat -f %m "$L" 2>/dev/null || echo 0); }; '
         '[ "$P" -gt 1 ] 2>/dev/null && E=$(ps -o etime= -p "$P"); set -- $E; E=$1; '
@@ -85,7 +85,7 @@ class RemoteRun:
 
     target: Target
     folder: str
-    owner: str = "state/lock"
+    owner: str = ""
     repeat: bool = True
     _place: Place = field(default_factory=Place)
     _open: ExitStack = field(default_factory=ExitStack)
