@@ -181,7 +181,7 @@ def launch(
             )  # launch itself says which hosts can take part
 
         if away and hosts is not None:
-            from mlxdist.coordinator.launch.viewer import view
+            from mlxdist.coordinator.status.viewer import view
 
             options = [*(["--resume", resume] if resume else []), *(["--insecure-lan"] if insecure_lan else [])]
             options += ["--mixed", mixed] if mixed else []

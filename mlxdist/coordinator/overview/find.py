@@ -76,7 +76,7 @@ def is_held(run: RunFolder) -> bool | None:
 
     The lock itself is not touched: to try it for a moment could keep out a coordinator that starts just then.
     """
-    lock = run.state / "lock"
+    lock = lock_of(run)
     try:
         number, _, host = lock.read_text(encoding="utf-8").strip().partition(" ")
         if host not in ("", platform.node()):
@@ -85,6 +85,11 @@ def is_held(run: RunFolder) -> bool | None:
         return bool(process.create_time() <= lock.stat().st_mtime + CLOCK_SECONDS)
     except (OSError, ValueError, psutil.Error):
         return False
+
+
+def lock_of(run: RunFolder) -> Path:
+    """Returns the file that names what writes in the run; it is written when that begins to."""
+    return run.state / "lock"
 
 
 def _ended(history: History) -> RunState | None:

@@ -6,11 +6,12 @@ A run of this machine, or on a disk that it shares, is looked at here; that of a
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from mlxdist.coordinator.overview.find import is_held
+from mlxdist.coordinator.overview.find import is_held, lock_of
 from mlxdist.coordinator.report.history import EventLines
 from mlxdist.coordinator.storage.run_folder import RunFolder
 
@@ -22,12 +23,14 @@ class Look:
     """One look. Its `events` are to be taken before the next look.
 
     `whole`: they are all that there are, from the first one; else those since the last look. `held`: a coordinator
-    writes in the run; None: that cannot be seen from here. `now`: seconds since 1970 by the clock of the run's host.
+    writes in the run; None: that cannot be seen from here. `begun`: when it began to, 0 where that is not known. `now`:
+    the time of the look. Both in seconds since 1970 by the clock of the run's host.
     """
 
     events: Iterable[Mapping[str, Any]]
     whole: bool
     held: bool | None
+    begun: float
     now: float
 
 
@@ -84,12 +87,15 @@ class LocalRun:
             self.wait()
         folder, self._looked = RunFolder(self.path), True
         held = is_held(folder)  # before the last events are read: a run that is gone writes none after them
+        begun = 0.0
+        with suppress(FileNotFoundError):
+            begun = lock_of(folder).stat().st_mtime
         try:
             state = folder.metrics_jsonl.stat()
         except FileNotFoundError:
-            return Look((), self._place.begins_again(0, 0), held, self.wall())
+            return Look((), self._place.begins_again(0, 0), held, begun, self.wall())
         whole = self._place.begins_again(state.st_ino, state.st_size)
-        return Look(self._read(folder.metrics_jsonl, state), whole, held, self.wall())
+        return Look(self._read(folder.metrics_jsonl, state), whole, held, begun, self.wall())
 
     def _read(self, path: Path, state: os.stat_result) -> Iterator[Mapping[str, Any]]:
         """Yields the events up to the file's size at the look; nothing of another file that took its place since."""

@@ -37,6 +37,7 @@ class Facts:
 
     now: float  # seconds since 1970, there
     held: bool | None  # a coordinator writes in the run
+    begun: float  # when it began to, there
     inode: int  # of the event file
     offset: int  # of the bytes that follow
     left: int  # bytes of the file after them
@@ -76,7 +77,7 @@ def facts_in(line: str) -> Facts | None:
         days, hours, minutes, seconds = (int(part or 0) for part in parts.groups())
         began = int(now) - (((days * 24 + hours) * 60 + minutes) * 60 + seconds)
         held = began <= int(lock) + CLOCK_SECONDS  # else the process has the number of one that has ended
-    return Facts(float(now), held, int(inode), int(offset), int(left))
+    return Facts(float(now), held, float(lock), int(inode), int(offset), int(left))
 
 
 @dataclass
@@ -118,7 +119,7 @@ class RemoteRun:
         """Returns the next look. Raises NodeError for a host that is not reached or was lost, UserError for no run."""
         facts, self._next = self._next or self._facts(), None
         whole = self._place.begins_again(facts.inode, facts.offset)
-        return Look(self._events(facts), whole, facts.held, facts.now)
+        return Look(self._events(facts), whole, facts.held, facts.begun, facts.now)
 
     def _events(self, facts: Facts) -> Iterator[Mapping[str, Any]]:
         while True:

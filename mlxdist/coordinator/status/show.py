@@ -20,7 +20,7 @@ from mlxdist.coordinator.report.live import LiveDisplay
 from mlxdist.coordinator.report.picture import Picture, recalled
 from mlxdist.coordinator.status.looks import LocalRun, Watched
 from mlxdist.coordinator.status.remote import RemoteRun
-from mlxdist.coordinator.status.watch import SHOWN, show
+from mlxdist.coordinator.status.watch import SHOWN, say_stopped, show, show_to_the_end
 from mlxdist.coordinator.storage.run_folder import finite
 from mlxdist.protocol.errors import UserError
 
@@ -64,12 +64,15 @@ def show_status(
             print(json.dumps(finite(facts_of(run)), ensure_ascii=False, indent=2), file=stream)
         elif watch:
             with open_display(stream, title=run.name, report_every=REPORT_EVERY, environ=environ) as display:
-                show(run, display, watch=True)
+                show_to_the_end(run, display)
         else:
             steady: Any = Unbreakable(stream)
             console = Console(file=steady, width=None if stream.isatty() else WIDE, highlight=False, _environ=environ)
             still = LiveDisplay(console, title=run.name, clock=time.monotonic)
-            if not show(run, still, watch=False).over:
+            seen = show(run, still, watch=False)
+            if seen.told is None and seen.look.held is False:
+                say_stopped(seen, still)
+            elif seen.told is None:
                 console.print(still.draw())
 
 

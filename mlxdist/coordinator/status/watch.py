@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from mlxdist.coordinator.overview.find import CLOCK_SECONDS
 from mlxdist.coordinator.report.display import Display
 from mlxdist.coordinator.report.format import duration_phrase, lost_time_phrase
 from mlxdist.coordinator.report.goodput import LostTime
@@ -16,14 +17,15 @@ STOPPED = (
     "last saved step. Its last event is {age} old"
 )
 ELSEWHERE = "the run's coordinator is on another Mac: from here its files are seen, and not if it is still there"
+NOTHING_SEEN = Look((), whole=True, held=None, begun=0.0, now=0.0)
 
 
 @dataclass
 class Watch:
-    """What was seen of a run so far: its last event, and that its coordinator is gone."""
+    """What was seen of a run so far: its last event, and the last look."""
 
     last: Mapping[str, Any] | None = None
-    gone: bool = False
+    look: Look = NOTHING_SEEN
 
     def noted(self, look: Look) -> Iterator[Mapping[str, Any]]:
         """Yields the events of a look, and notes the last one."""
@@ -38,12 +40,19 @@ class Watch:
 
     @property
     def over(self) -> bool:
-        """True if nothing more can come."""
-        return self.gone or self.told is not None
+        """True if nothing more can come: its coordinator is gone, or has told the end."""
+        if self.look.held is False or self.told is None:
+            return self.look.held is False
+        ended = self.look.now - age_of(str(self.told.get("time")), self.look.now)
+        resumed = self.look.held is True and self.look.begun > ended + CLOCK_SECONDS
+        return not resumed  # else the end is that of the session before
 
 
 def show(run: Watched, display: Display, *, watch: bool) -> Watch:
-    """Shows a run as it is, and with `watch` on until it ends. Returns what was seen. Raises what a look raises."""
+    """Shows a run as it is, and with `watch` on until it ends; an end that it has told is closed with its sentence.
+
+    Returns what was seen. Raises what a look raises.
+    """
     seen, first = Watch(), True
     while first or (watch and not seen.over):
         look = run.look()
@@ -51,17 +60,27 @@ def show(run: Watched, display: Display, *, watch: bool) -> Watch:
             display.recall(seen.noted(look), look.now, SHOWN if first else 0)
         else:
             tell(seen.noted(look), display)
-        seen.gone = look.held is False
+        seen.look = look
         if first and look.held is None and seen.told is None:
             display.say(ELSEWHERE)
         first = False
     if seen.told is not None:
         close(seen.told, display)
-    elif seen.gone:
-        display.take({"event": "done", "status": "stopped"})
-        age = age_of(str((seen.last or {}).get("time")), look.now)
-        display.end(STOPPED.format(age=duration_phrase(age)))
     return seen
+
+
+def show_to_the_end(run: Watched, display: Display) -> None:
+    """Shows a run until it ends, also without a word. Raises what a look raises."""
+    seen = show(run, display, watch=True)
+    if seen.told is None:
+        say_stopped(seen, display)
+
+
+def say_stopped(seen: Watch, display: Display) -> None:
+    """Tells the end of a run that has told none."""
+    display.take({"event": "done", "status": "stopped"})
+    age = age_of(str((seen.last or {}).get("time")), seen.look.now)
+    display.end(STOPPED.format(age=duration_phrase(age)))
 
 
 def tell(events: Iterable[Mapping[str, Any]], display: Display) -> None:

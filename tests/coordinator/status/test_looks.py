@@ -16,7 +16,7 @@ import pytest
 from mlxdist.coordinator.report.display import open_display
 from mlxdist.coordinator.status.looks import LocalRun, Look
 from mlxdist.coordinator.status.show import facts_of, run_named, show_status
-from mlxdist.coordinator.status.watch import ELSEWHERE, STOPPED, show
+from mlxdist.coordinator.status.watch import ELSEWHERE, STOPPED, show_to_the_end
 from mlxdist.coordinator.storage.run_folder import RunFolder
 from mlxdist.protocol.errors import UserError
 from tests.coordinator.overview.told_runs import make_run
@@ -182,16 +182,24 @@ def test_the_age_of_the_last_event_is_by_the_clock_of_its_host_and_never_negativ
     kill(path)
     stream = io.StringIO()
     with open_display(stream, title="t", report_every=1, environ={}) as display:
-        show(look_at(path, wall=lambda: told + 7200), display, watch=True)
+        show_to_the_end(look_at(path, wall=lambda: told + 7200), display)
     assert stream.getvalue().endswith("Its last event is 2 h 00 min old\n")
 
 
 def test_a_run_is_watched_until_it_tells_its_end(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run", ending=None)
+    add(path, '{"event": "done", "status": "interrupted", "time": "2026-01-01T12:00:00+00:00"}\n')  # before --resume
     parts = iter([step_line(5) + "\n", "", step_line(8) + '\n{"event": "done", "status": "done", "message": "all"}\n'])
     stream = io.StringIO()
+
+    def go_on() -> None:
+        if (part := next(parts, None)) is not None:
+            add(path, part)
+        else:
+            kill(path)  # the coordinator ends after its last event
+
     with open_display(stream, title="t", report_every=1, environ={}) as display:
-        show(LocalRun(path, wait=lambda: add(path, next(parts))), display, watch=True)
+        show_to_the_end(LocalRun(path, wait=go_on), display)
     told = [line.partition("  ")[2] for line in stream.getvalue().splitlines()]
     assert told[-1] == "all"
     assert "saved checkpoints/step-4, the best so far" in told

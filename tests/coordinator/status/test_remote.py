@@ -14,7 +14,7 @@ from mlxdist.coordinator.launch.ssh import Target
 from mlxdist.coordinator.report.display import open_display
 from mlxdist.coordinator.status.remote import MOST_BYTES, RemoteRun, facts_in, look_script
 from mlxdist.coordinator.status.show import facts_of
-from mlxdist.coordinator.status.watch import show
+from mlxdist.coordinator.status.watch import show_to_the_end
 from mlxdist.coordinator.storage.run_folder import RunFolder
 from mlxdist.protocol.errors import UserError
 from tests.coordinator.overview.told_runs import make_run
@@ -111,7 +111,8 @@ def test_a_run_is_watched_until_it_tells_its_end_and_the_script_ends_with_the_wa
     stream = io.StringIO()
     with RemoteRun(HERE, str(path)) as run, open_display(stream, title="t", report_every=1, environ={}) as display:
         add(path, json.dumps({"event": "done", "status": "done", "message": "all"}) + "\n")
-        show(run, display, watch=True)
+        kill(path)
+        show_to_the_end(run, display)
     assert stream.getvalue().endswith("  all\n")
     assert run._process.returncode is not None
 
