@@ -180,7 +180,7 @@ class Fleet:
             nodes = sorted(self._cluster.nodes.items())
             return {
                 name: NodeWork(
-                    node.speed.tokens_per_second, node.peak_bytes / 1e9, node.state.value, rows.get(name, [])
+                    round(node.speed.tokens_per_second, 1), node.peak_bytes / 1e9, node.state.value, rows.get(name, [])
                 )
                 for name, node in nodes
                 if name in rows or not node.gone

@@ -7,7 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mlxdist.coordinator.config.keys import flat
+from mlxdist.coordinator.config.keys import flat, hints
+from mlxdist.coordinator.overview.compare import NEVER_EQUAL
 from mlxdist.coordinator.overview.find import is_held
 from mlxdist.coordinator.report.goodput import lost_time
 from mlxdist.coordinator.storage.open_run import read_manifest
@@ -112,9 +113,10 @@ def checkpoints_of(run: WatchedRun) -> Iterator[dict[str, Any]]:
 
 
 def settings_of(folder: RunFolder) -> dict[str, Any]:
-    """Returns the resolved configuration by key; nothing before it is written."""
+    """Returns the resolved configuration by key, but the output folder; nothing before it is written."""
     with suppress(OSError, ValueError):
-        return dict(flat(read_json(folder.config)))
+        known = hints()
+        return {key: value for key, value in flat(read_json(folder.config)) if key in known and key != NEVER_EQUAL}
     return {}
 
 
@@ -151,7 +153,14 @@ def timeline_of(run: WatchedRun, wanted: int | None) -> dict[str, Any]:
 
 def lane_of(name: str, work: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the lane of a node: its rows in seconds, and sums of them."""
-    rows = [(kind, began / 1000, ended / 1000, start, stop) for kind, began, ended, start, stop in work["rows"]]
+    rows: list[tuple[str, float, float, int, int]] = []
+    free = 0.0  # a worker computes one leaf at a time: messages on their way let two seem to overlap
+    for kind, began, ended, start, stop in work["rows"]:
+        began, ended = began / 1000, ended / 1000
+        if kind in ACTIVE:
+            began = min(max(began, free), ended)
+            free = ended
+        rows.append((kind, began, ended, start, stop))
 
     def seconds(*kinds: str) -> float:
         return float(sum(ended - began for kind, began, ended, *_ in rows if kind in kinds))

@@ -8,6 +8,7 @@ from typing import Any
 from mlxdist.coordinator.report.format import TROUBLE
 from mlxdist.coordinator.report.goodput import StepTime, lost_seconds
 
+WORKING = ("ready", "busy", "suspect")  # a node that then connects again has lost its worker
 MOST = 500  # that are kept, the last ones
 NEAR = 200  # steps on each side among which the undisturbed ones are looked for
 
@@ -33,15 +34,17 @@ class Troubles:
     """The troubles in the order in which they were told."""
 
     all: "deque[Trouble]" = field(default_factory=lambda: deque(maxlen=MOST))
+    _states: dict[str, str] = field(default_factory=dict)  # the last state of each node
 
     def node(self, event: Mapping[str, Any], wall: float) -> None:
         """Takes the news of a node."""
         name, state = event["name"], event["state"]
+        before, self._states[name] = self._states.get(name, ""), state
         mine = [trouble for trouble in self.all if trouble.node == name and trouble.back is None]
         if state == "ready":
             for trouble in mine:
                 trouble.back = wall
-        elif state in TROUBLE or (state == "connecting" and event["cause"]):
+        elif state in TROUBLE or (state == "connecting" and before in WORKING):
             now = Trouble(name, state, event["cause"], event["action"], event["leaves"], wall)
             if mine and mine[-1].step is None and not now.leaves:  # one thing that is told in two lines
                 mine[-1].state = state

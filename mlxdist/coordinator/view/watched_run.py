@@ -85,7 +85,7 @@ class Told:
                 )
                 self._say(wall, event)
             case "promise":
-                self.promise = event["message"]
+                self.promise = event["promise"]
                 self._say(wall, event)
             case "done":
                 self.status = event["status"]

@@ -54,7 +54,7 @@ function draw() {
   const run = state.runs[state.chosen], { facts } = run;
   document.title = `${facts.step}${facts.total_steps ? ` / ${facts.total_steps}` : ""} · ${run.name} · mlxdist`;
   byId("title").textContent = run.name;
-  byId("about").textContent = [facts.method?.toUpperCase(), facts.model, facts.promise].filter(Boolean).join(" · ");
+  byId("about").textContent = [facts.method?.toUpperCase(), facts.model?.split("/").at(-1), facts.promise].filter(Boolean).join(" · ");
   byId("path").textContent = facts.path;
   const share = facts.total_steps ? Math.round(100 * facts.step / facts.total_steps) : facts.state === "done" ? 100 : 0;
   byId("bar").setAttribute("aria-valuenow", share);

@@ -62,6 +62,7 @@ export class Charts {
       order.forEach((title) => this.place.append(this.drawn.get(title).figure));
     } else {
       drawn.plot.setData(data);
+      if (drawn.plot.cursor.left < 0) showLast(drawn.plot);
     }
     const text = summary(chart, lines);
     drawn.canvas.setAttribute("aria-label", text);
@@ -83,6 +84,8 @@ export class Charts {
     canvas.setAttribute("role", "img");
     const drawn = { figure, plot, canvas, details, body, holder, fill: () => {} };
     details.addEventListener("toggle", () => details.open && drawn.fill());
+    showLast(plot);
+    plot.over.addEventListener("mouseleave", () => setTimeout(showLast, 0, plot));
     holder.addEventListener("keydown", (event) => this.key(event, plot));
     drawn.watcher = new ResizeObserver(() => plot.setSize({ width: Math.max(holder.clientWidth, 100), height: height(chart) }));
     drawn.watcher.observe(holder);
@@ -152,6 +155,11 @@ export class Charts {
   clear() {
     for (const title of [...this.drawn.keys()]) this.remove(title);
   }
+}
+
+// Without a cursor the legend shows the last values.
+function showLast(plot) {
+  plot.setLegend({ idxs: plot.data.map((values) => values.findLastIndex((value) => value !== null && value !== undefined)) }, false);
 }
 
 const height = (chart) => chart.wide ? 270 : 200;

@@ -109,7 +109,7 @@ function axis(step, { x, pieces }, width) {
   };
   for (const piece of pieces) {
     if (piece.gap) {
-      label((piece.from + piece.to) / 2, `… ${duration(piece.ended - piece.began)}`, "middle", 26);
+      label((piece.from + piece.to) / 2, `↔ ${duration(piece.ended - piece.began)}`, "middle", 26);
       continue;
     }
     const pixels = piece.to - piece.from, every = nice((piece.ended - piece.began) / Math.max(pixels / 90, 1));
