@@ -1,13 +1,16 @@
 """The event file of a run, read as it grows: each whole line once, a replaced file from its start again."""
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import msgspec
+
 HEAD_BYTES = 256  # by which a new file is known that took the inode of the old one
+MOST_LINES = 5_000  # of one look, so that a long file takes little memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +24,7 @@ class Line:
 
 @dataclass
 class EventLog:
-    """Reads the lines of `path` that were added since the last time. A line without its end waits for it."""
+    """Reads the lines of `path` that were added since the last look. A line without its end waits for it."""
 
     path: Path
     _file: tuple[int, int] = (0, 0)  # device and inode
@@ -29,14 +32,17 @@ class EventLog:
     _read: int = 0  # bytes
 
     def news(self) -> tuple[bool, list[Line]]:
-        """Returns true if the file is another one than before, and the events that were added to it since."""
+        """Returns true if the file is another one than before, and the next events that were added to it.
+
+        A long file takes several looks: the last one brings nothing.
+        """
         try:
             with self.path.open("rb") as stream:
                 replaced = self._is_replaced(stream)
                 if replaced:
                     self._read = 0
                     self._head = b""
-                found = list(self._lines(stream))
+                found = list(islice(self._lines(stream), MOST_LINES))
                 if len(self._head) < HEAD_BYTES:
                     stream.seek(0)
                     self._head = stream.read(min(HEAD_BYTES, self._read))
@@ -65,7 +71,7 @@ class EventLog:
 def event_of(line: bytes) -> dict[str, Any] | None:
     """Returns the event of a line; None for a line that a crash tore, or that is none."""
     try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
+        event = msgspec.json.decode(line)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
     return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None

@@ -109,7 +109,10 @@ class Told:
         self.troubles.stepped(step)
 
     def _curve(self, name: str) -> Curve:
-        return self.curves.setdefault(name, Curve())
+        found = self.curves.get(name)
+        if found is None:
+            found = self.curves[name] = Curve()
+        return found
 
     def _say(self, wall: float, event: Mapping[str, Any]) -> None:
         self.said.append((wall, str(event["message"])))
@@ -131,12 +134,15 @@ class WatchedRun:
     def refresh(self) -> int:
         """Reads what was added. Returns the version, which changes when there was something. Raises OSError."""
         with self.lock:
-            replaced, lines = self._log.news()
-            if replaced:
-                self.told = Told()
-            for line in lines:
-                self.told.take(line)
-            self.version += bool(replaced or lines)
+            changed = False
+            while any(news := self._log.news()):
+                replaced, lines = news
+                if replaced:
+                    self.told = Told()
+                for line in lines:
+                    self.told.take(line)
+                changed = True
+            self.version += changed
             return self.version
 
     def work_of(self, step: int) -> dict[str, Any]:

@@ -22,7 +22,8 @@ export function numbersOf(facts) {
     [facts.seconds_left === null ? "time" : "time left", duration(facts.seconds_left ?? facts.wall_seconds), facts.seconds_left === null ? "" : `${duration(facts.wall_seconds)} so far`],
     ["lost to failures", lost.seconds_lost > 0 ? duration(lost.seconds_lost) : "nothing", share],
   ];
-  return rows.map(([name, value, more]) => make("div", {}, make("dt", {}, name), make("dd", {}, value, make("small", {}, more || "\u00a0"))));
+  return rows.map(([name, value, more], place) => make("div", {}, make("dt", {}, name),
+    make("dd", {}, make("span", { id: place ? null : "step-done" }, value), make("small", {}, more || "\u00a0"))));
 }
 
 export function lossesOf(facts, show) {
