@@ -155,7 +155,7 @@ def lane_of(name: str, work: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the lane of a node: its rows in seconds, and sums of them."""
     rows: list[tuple[str, float, float, int, int]] = []
     free = 0.0  # a worker computes one leaf at a time: messages on their way let two seem to overlap
-    for kind, began, ended, start, stop in work["rows"]:
+    for kind, began, ended, start, stop in sorted(work["rows"], key=lambda row: row[2]):
         began, ended = began / 1000, ended / 1000
         if kind in ACTIVE:
             began = min(max(began, free), ended)

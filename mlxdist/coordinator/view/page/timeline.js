@@ -171,6 +171,6 @@ export function stepSentence(step) {
   if (step.lost_seconds > 0) {
     const paused = step.paused_seconds > 0 ? `, ${duration(step.paused_seconds)} of it as a pause` : "";
     parts.push(make("b", {}, `This cost ${duration(step.lost_seconds)}${paused}.`));
-  } else if (!step.troubles.length) parts.push("Nothing was lost in it.");
+  } else parts.push(step.troubles.length ? make("b", {}, "It cost no time against the steps around it.") : "Nothing was lost in it.");
   return parts;
 }
