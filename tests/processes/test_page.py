@@ -95,7 +95,7 @@ def test_a_person_sees_a_run_train_lose_a_node_and_end(tmp_path: Path) -> None:
         told.news()
         run.send_signal(signal.SIGINT)
         assert run.wait(120) == 130
-        page.wait_for_selector("#state.away")  # the page of launch --view ends with the run's command
+        expect(page.locator("#state")).to_contain_text("not connected")  # its server ends with the run's command
     with browser() as later, served(tmp_path / "run") as url:
         later.open(url)
         later.page.wait_for_selector("#state.interrupted")

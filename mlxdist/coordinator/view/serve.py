@@ -5,9 +5,11 @@ import secrets
 import socket
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mlxdist.coordinator.config.load import load_config
 from mlxdist.coordinator.config.paths import absolute
@@ -15,8 +17,12 @@ from mlxdist.coordinator.storage.open_run import read_manifest
 from mlxdist.coordinator.storage.run_folder import RunFolder
 from mlxdist.protocol.errors import UserError
 
+if TYPE_CHECKING:
+    import uvicorn
+
 HOST = "127.0.0.1"
 TOKEN_BYTES = 16
+LAST_SECONDS = 2.0  # in which an open page fetches the end of a run
 EXTRA = ("starlette", "uvicorn", "sse_starlette")
 
 
@@ -49,9 +55,9 @@ def serve(paths: Sequence[Path], port: int, *, launched: bool = False) -> None:
         server.run(sockets=[listener])
 
 
-def require_extra() -> None:
-    """Raises UserError where the packages of the extra `view` are missing."""
-    missing = [name for name in EXTRA if find_spec(name) is None]
+def require_extra(packages: Sequence[str] = EXTRA) -> None:
+    """Raises UserError where packages of the extra `view` are missing."""
+    missing = [name for name in packages if find_spec(name) is None]
     if missing:
         raise UserError(f"the page needs {', '.join(missing)}: pip install 'mlxdist[view]'")
 
@@ -80,8 +86,10 @@ def listening(port: int) -> socket.socket:
     return listener
 
 
-def _end_with_input(server: object) -> None:
+def _end_with_input(server: "uvicorn.Server") -> None:
     """Ends the server when standard input is closed: the command that started it has ended, however it did."""
     while os.read(sys.stdin.fileno(), 4096):
         pass
-    server.should_exit = True  # type: ignore[attr-defined]
+    if server.server_state.connections:
+        time.sleep(LAST_SECONDS)
+    server.should_exit = True

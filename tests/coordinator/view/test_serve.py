@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxdist.coordinator.view.serve import HOST, folder_at, listening, serve
+from mlxdist.coordinator.view.serve import HOST, folder_at, listening, require_extra, serve
 from mlxdist.protocol.errors import UserError
 from tests.coordinator.view.written_runs import WrittenRun
 
@@ -22,6 +22,11 @@ def test_a_run_is_named_by_its_folder_or_by_its_run_file(tmp_path: Path) -> None
     (tmp_path / "run.toml").write_text('model = "m"\noutput = "out"\n[data]\npath = "rows"\n')
     assert folder_at(run) == folder_at(tmp_path / "run.toml") == run
     assert folder_at(tmp_path / "coming", must_be_run=False) == tmp_path / "coming"
+
+
+def test_a_missing_package_is_named_with_the_extra_that_brings_it() -> None:
+    with pytest.raises(UserError, match=r"the page needs no_such_package: pip install 'mlxdist\[view\]'"):
+        require_extra(["uvicorn", "no_such_package"])
 
 
 def test_a_port_that_is_taken_is_refused_with_what_to_do() -> None:

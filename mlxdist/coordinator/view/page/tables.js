@@ -3,11 +3,13 @@
 import { clock, count, duration, gigabytes, make, number, table } from "./format.js";
 
 export function stateOf(facts, connected) {
-  if (!connected) return ["away", "not connected: the page's server has ended, or is unreachable"];
   const paused = facts.nodes.length && facts.state === "training" && /^paused/.test(facts.said.at(-1)?.[1] || "");
   const words = { training: paused ? "paused, waits for nodes" : "training", done: "done", interrupted: "interrupted",
     failed: "failed", stopped: "stopped", waiting: "has not begun" };
-  return [facts.state, words[facts.state] || facts.state];
+  const known = words[facts.state] || facts.state;
+  if (connected) return [facts.state, known];
+  const gone = "not connected: the page's server has ended, or is unreachable";
+  return ["training", "waiting"].includes(facts.state) ? ["away", gone] : [facts.state, `${known}; ${gone}`];
 }
 
 export function numbersOf(facts) {
