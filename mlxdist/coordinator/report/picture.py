@@ -35,7 +35,7 @@ class NodeRow:
 
 @dataclass
 class Picture:
-    """What is known of a run. Times are seconds of the run, as `wall_seconds` counts them."""
+    """The known facts of a run. Times are seconds of the run, as `wall_seconds` counts them."""
 
     at: float = 0.0  # when the last event was told
     time: str = ""  # the same by the wall clock of the run's host, ISO 8601
