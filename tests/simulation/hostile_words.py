@@ -4,7 +4,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
@@ -76,6 +76,8 @@ class Words:
         origin = get_origin(kind)
         if origin is Annotated:
             return self._of(inner[0])
+        if origin is Literal:
+            return self.rng.choice((*inner, *TEXTS))
         if origin is tuple:
             return [self._of(inner[0]) for _ in range(self.rng.choice((0, 1, 1, 2, 3, 9)))]
         if origin is dict:
