@@ -11,8 +11,9 @@ import re
 from pathlib import Path
 
 from mlxdist.coordinator.config.hosts import NodeSpec
+from mlxdist.protocol.model_files import WORK_FOLDER
 
-DEFAULT = "~/mlxdist"
+DEFAULT = f"~/{WORK_FOLDER}"
 
 
 def workdir_of(node: NodeSpec) -> str:
