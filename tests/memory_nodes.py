@@ -14,10 +14,10 @@ from mlxdist.node.link.jobs import (
     FetchModel,
     Finish,
     Job,
+    JobResults,
     LoadModel,
     Partial,
     Result,
-    Results,
     TakeBlock,
 )
 from mlxdist.node.link.session import Session
@@ -93,7 +93,7 @@ class Connects(Protocol):
 class Performer(Protocol):
     """An engine as a worker sees it."""
 
-    def perform(self, job: Job, session: m.SessionId, progress: Callable[[str], None]) -> Results: ...
+    def perform(self, job: Job, session: m.SessionId, progress: Callable[[str], None]) -> JobResults: ...
 
 
 class MemoryWorker:
@@ -103,7 +103,7 @@ class MemoryWorker:
         self.name, self.hub, self.engine = name, hub, engine
         self.session: Session | None = None
         self.wire: Wire | None = None
-        self.results: Results | None = None  # of the job in work
+        self.results: JobResults | None = None  # of the job in work
         self.heard: list[m.Message] = []  # on the data connections, from the first on
         self.leaf_seconds = LEAF_SECONDS
         self.stopped = False
@@ -216,7 +216,7 @@ class PretendedEngine:
     canary: tuple[str, ...] = CANARY
     locator: Locator | None = None  # looks for the model, and gets it; None: it is always there
 
-    def perform(self, job: Job, session: m.SessionId, progress: Callable[[str], None]) -> Results:
+    def perform(self, job: Job, session: m.SessionId, progress: Callable[[str], None]) -> JobResults:
         """Yields the results of one job."""
         match job:
             case LoadModel() | FetchModel() | TakeBlock():
