@@ -1,4 +1,4 @@
-"""The model over a link of 20 Mbit/s that is cut once: a Mac without it joins, and the bits are those of one machine."""
+"""The model over a link of 20 Mbit/s that is cut once: a Mac without it joins, with the bits of one machine."""
 
 import subprocess
 import sys
@@ -38,11 +38,11 @@ def start_without(macs: OfficeNodes, name: str, model: Path) -> None:
     """Starts a node on a Mac on whose disk the model's folder is empty."""
     macs.admit(name)
     node = [sys.executable, "-m", "mlxdist", "node", "--connect", ADDRESS, "--wait", "20m", "--name", name]
+    trust = ["--coordinator", macs.store.coordinator_pair().public]
     hidden = ["sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(model)]  # for this namespace alone
     with (macs.logs / f"{name}.txt").open("ab") as log:
         macs.processes[name] = subprocess.Popen(
-            ["ip", "netns", "exec", macs.office.node(name), *hidden, *node, "--coordinator"]
-            + [macs.store.coordinator_pair().public],
+            ["ip", "netns", "exec", macs.office.node(name), *hidden, *node, *trust],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -19,7 +19,7 @@ from mlxdist.protocol.errors import StaleError, WireError
 from mlxdist.protocol.model_files import WINDOW, block_count, size_phrase
 from mlxdist.protocol.states import NodeEvent, NodeState
 
-REST = 20.0  # times the seconds of a block, before the next one goes while vectors travel
+REST = 40.0  # times the seconds of a block, before the next one goes while vectors travel
 LONGEST_REST = 10.0  # seconds
 QUIET_SECONDS = 0.25  # since the last block of a vector, until none travels
 AHEAD_SECONDS = 0.05  # that the blocks under way to one node may take: a vector waits no longer behind them
