@@ -41,7 +41,7 @@ from scripts.cluster_bed_macs import MACS
 from scripts.local_cluster import machine
 
 MODEL_BYTES = 4_000_000_000  # sparse, and more than is sent in any case
-START_SECONDS = 120.0
+START_SECONDS = 300.0
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from mlxdist.coordinator.cluster.membership import MOST_RESTARTS
@@ -29,7 +30,7 @@ from mlxdist.protocol.transport import CONTROL, DATA, PROBE, is_probe
 from mlxdist.protocol.tree import Span, TreeSum
 from mlxdist.protocol.vectors import Vector
 from mlxdist.protocol.wire import Frames, decode
-from tests.coordinator.cluster.scripted_node import CANARY, leaf_of, new_cluster, state_of
+from tests.coordinator.cluster.scripted_node import CANARY, SPEC, leaf_of, new_cluster, state_of
 from tests.memory_cluster import Move, SummingCluster, split_at
 from tests.memory_nodes import Wire
 from tests.simulation.sim_nodes import ELEMENTS, SimSupervisor, SimWorker, Surroundings, gradient_of, numbers_of
@@ -87,7 +88,8 @@ class World(SummingCluster, Surroundings):
     def _begin_incarnation(self) -> None:
         self.incarnation += 1
         timing = TimingConfig(restart_seconds=0.5, progress_seconds=10.0, start_timeout=40.0)
-        changes = {"timing": timing, "min_nodes": self.min_nodes, "launched": self.launched}
+        spec = msgspec.structs.replace(SPEC, model=str(self.disks / "of no node"))
+        changes = {"spec": spec, "timing": timing, "min_nodes": self.min_nodes, "launched": self.launched}
         source = ModelSource(self.disks / "model", self.disks / "hashes.json")
         self.coordinate(new_cluster(incarnation=self.incarnation, **changes), model=source)
         self.cluster.scheduler.assigner = lambda seconds: split_at(self.cuts, seconds)
@@ -188,6 +190,12 @@ class World(SummingCluster, Surroundings):
     def models_of(self, node: str) -> Path:
         """The folder for models on a node's disk."""
         return self.disks / "nodes" / node
+
+    def close(self) -> None:
+        """Lets go of the files of nodes that get the model."""
+        for worker in self.workers():
+            if worker.locator is not None:
+                worker.locator.close()
 
     # ---- the nodes
 

@@ -21,7 +21,7 @@ from typing import BinaryIO
 from mlxdist.protocol.errors import ConfigError, NodeError
 from mlxdist.protocol.messages import ModelFile
 from mlxdist.protocol.model_files import WORK_FOLDER, size_phrase
-from mlxdist.protocol.untrusted import HUB_ID
+from mlxdist.protocol.untrusted import model_name
 from mlxdist.protocol.vectors import BLOCK_BYTES
 
 LOCK_SECONDS = 10.0  # for a worker that ends to let go of the folder
@@ -34,12 +34,19 @@ def own_models() -> Path:
 
 
 def is_here(model: str) -> bool:
-    """Returns True if this host has the model that a run names: a folder, or a whole copy in the hub's cache."""
-    if not HUB_ID.fullmatch(model):
-        return (Path(model) / "config.json").is_file()
-    from huggingface_hub import try_to_load_from_cache
+    """Returns True if this host has the model that a run names: a folder, or a whole copy in the hub's cache.
 
-    found = try_to_load_from_cache(model, "config.json")
+    Raises ConfigError for a name that is no hub id and no absolute path.
+    """
+    if os.path.isabs(model_name(model)):
+        return os.path.isfile(f"{model}/config.json")  # which takes any text for a name
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(model, "config.json")
+    except HFValidationError:
+        return False
     return isinstance(found, str) and any(Path(found).parent.glob("model*.safetensors"))
 
 
