@@ -71,7 +71,7 @@ Answer = Listed | BlockRead | Unreadable
 
 @dataclass
 class _Reader:
-    """What the worker of one session has asked for."""
+    """The requests of one session's worker."""
 
     session: m.SessionId
     waiting: deque[tuple[int, int]] = field(default_factory=deque)  # (file, block)
