@@ -320,6 +320,7 @@ app.command()(results.evaluate)
 app.command()(results.generate)
 app.command()(results.export)
 app.command()(results.runs)
+app.command()(results.report)
 
 
 def _endpoint(text: str) -> tuple[str, int]:

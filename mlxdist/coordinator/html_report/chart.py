@@ -160,7 +160,8 @@ def number(value: float, step: float) -> str:
     if round(value / step) == 0:
         return "0"
     if step < 1e-4 or abs(value) >= 1e6:
-        return f"{value:.3g}".replace("e-0", "e-").replace("e+0", "e")
+        mantissa, _, exponent = f"{value:.2e}".partition("e")
+        return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
     return f"{value:,.{digits + (round(step * 10**digits, 6) % 1 != 0)}f}"
 
