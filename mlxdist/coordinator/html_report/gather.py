@@ -17,6 +17,8 @@ from mlxdist.protocol.errors import UserError
 
 LOSSES = ("dead", "left")  # states of a node that does not work any more
 
+COMPUTED = ("leaf", "copy")  # rows of a node's work that are leaves of a step
+
 
 @dataclass(frozen=True)
 class Told:
@@ -46,8 +48,9 @@ class NodeFacts:
     losses: int = 0  # times that it was lost
     leaves_moved: int = 0  # that others computed in its place
     seconds_lost: float = 0.0  # in steps that it disturbed
-    rates: list[float] = field(default_factory=list)  # tokens per second, where the events have them
-    share: float | None = None  # of the tokens of those steps
+    rates: list[float] = field(default_factory=list)  # tokens per second, in the steps whose work was told
+    leaves: int = 0  # that it computed in them
+    share: float | None = None  # of the leaves of these steps; None where no work was told
 
 
 @dataclass(frozen=True)
@@ -134,15 +137,17 @@ def nodes_of(told: Sequence[Mapping[str, Any]], troubles: Sequence[Trouble]) -> 
             gone = node.state in LOSSES or (node.state == "connecting" and before in ("ready", "busy", "suspect"))
             node.losses += gone and before not in LOSSES
             node.leaves_moved += sum(stop - start for start, stop in event.get("leaves", ()))
-        elif event["event"] == "train":
-            for name, rate in (event.get("node_tokens_per_second") or {}).items():
-                nodes.setdefault(name, NodeFacts(name)).rates.append(rate)
+        elif event["event"] == "work":
+            for name, work in event.get("nodes", {}).items():
+                node = nodes.setdefault(name, NodeFacts(name))
+                node.rates += [work["tokens_per_second"]] if work.get("tokens_per_second") else []
+                node.leaves += sum(stop - start for kind, *_, start, stop in work.get("rows", ()) if kind in COMPUTED)
     for trouble in troubles:
         for name in trouble.nodes:
             nodes[name].seconds_lost += trouble.seconds_lost
-    total = sum(sum(node.rates) for node in nodes.values())
+    total = sum(node.leaves for node in nodes.values())
     for node in nodes.values():
-        node.share = sum(node.rates) / total if total else None
+        node.share = node.leaves / total if total else None
     return [nodes[name] for name in sorted(nodes)]
 
 

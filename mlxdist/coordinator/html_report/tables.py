@@ -107,7 +107,7 @@ def nodes(run: RunFacts) -> Table:
     titles += [Title("time lost", number=True)]
     shares = any(node.share is not None for node in run.nodes)
     if shares:
-        titles[2:2] = [Title("tokens/s", number=True), Title("share of the work", number=True)]
+        titles[2:2] = [Title("tokens/s", number=True), Title("share of the leaves", number=True)]
     rows = []
     for node in run.nodes:
         cost = duration_phrase(node.seconds_lost) if node.seconds_lost else "—"

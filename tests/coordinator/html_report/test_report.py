@@ -1,5 +1,6 @@
 """A report can be sent to somebody: it is whole, true, harmless, and tells nothing that concerns its owner alone."""
 
+import json
 import re
 from collections.abc import Iterator
 from datetime import datetime
@@ -180,6 +181,20 @@ def test_a_file_that_exists_is_kept_unless_it_may_be_replaced(tmp_path: Path) ->
     with pytest.raises(UserError, match="holds no run"):
         write_report([tmp_path], tmp_path / "other.html", force=False, now=NOON)
     assert [path.name for path in tmp_path.iterdir() if "aside" in path.name] == []
+
+
+def test_nodes_have_their_share_of_the_leaves_where_their_work_was_told(tmp_path: Path) -> None:
+    run = told_run(tmp_path / "night")
+    rows = {
+        "a": [["leaf", 0.0, 9.0, 0, 5], ["up", 9.0, 9.5, 0, 5], ["copy", 9.0, 9.9, 5, 6]],
+        "b": [["leaf", 0, 9, 6, 8]],
+    }
+    work = {name: {"tokens_per_second": 1200.0, "peak_gb": 1.0, "state": "busy", "rows": rows[name]} for name in rows}
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"event": "work", "step": 6, "nodes": work}) + "\n")
+    page = Parsed(written(tmp_path, run))
+    assert ["a", "ready", "1,200", "75 %", "—", "—", "—"] in page.rows
+    assert ["b", "ready", "1,200", "25 %", "1", "3", "15 s"] in page.rows
 
 
 def test_the_cost_of_a_loss_is_that_of_its_step_against_the_steps_around_it(tmp_path: Path) -> None:
