@@ -319,8 +319,8 @@ app.command()(clusters.doctor)
 app.command()(results.evaluate)
 app.command()(results.generate)
 app.command()(results.export)
-app.command()(results.runs)
 app.command()(results.report)
+app.command()(results.runs)
 
 
 def _endpoint(text: str) -> tuple[str, int]:
