@@ -1,6 +1,7 @@
 """The page of a report: every text and figure of it, ready for the template."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -96,12 +97,15 @@ def page_of(runs: Sequence[RunFacts], now: datetime) -> Page:
 
 
 def names_of(paths: Sequence[Path]) -> list[str]:
-    """Returns the folders' names, with as many of those above as make them differ."""
-    for parts in range(1, 9):
-        names = [str(Path(*path.parts[-parts:])) for path in paths]
-        if len(set(names)) == len(set(paths)):
-            return names
-    return [f"{path.name} ({at})" for at, path in enumerate(paths, 1)]
+    """Returns the names of different folders; where several have the same, with as many of those above as it takes."""
+    names = [path.name for path in paths]
+    for parts in range(2, max(len(path.parts) for path in paths)):
+        twice = {name for name, number in Counter(names).items() if number > 1}
+        names = [
+            "/".join(path.parts[1:][-parts:]) if name in twice else name
+            for path, name in zip(paths, names, strict=True)
+        ]
+    return names
 
 
 def run_page(run: RunFacts, name: str) -> RunPage:

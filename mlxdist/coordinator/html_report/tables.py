@@ -1,5 +1,6 @@
 """The tables of a report: rows of texts, and how their columns are shown."""
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -93,7 +94,7 @@ def checkpoints(run: RunFacts) -> Table:
         loss = losses.get(each.step or 0)
         folder = "." if each.folder == run.found.path else each.folder.relative_to(run.found.path).as_posix()
         name = "last" if each.step is None else str(each.step)
-        command = f'mlxdist generate {run.name} --checkpoint {name} "…"'
+        command = f'mlxdist generate {shlex.quote(run.name)} --checkpoint {name} "…"'
         rows.append([f"{each.step:,}" if each.step else "", "" if loss is None else f"{loss:.4f}", folder, command])
     titles = [Title("step", number=True), Title("validation loss", number=True), Title("folder", code=True)]
     best = next((at for at, each in enumerate(run.adapters) if each.best), -1)

@@ -20,7 +20,8 @@ def write_report(folders: Sequence[Path], out: Path, *, force: bool, now: dateti
         raise UserError(f"{out} is a folder: name a file, as -o report.html")
     if out.exists() and not force:
         raise UserError(f"{out} exists: name another file with -o, or replace it with --force")
-    html = rendered(page_of([gather(folder.absolute()) for folder in folders], now))
+    different = dict.fromkeys(folder.absolute() for folder in folders)
+    html = rendered(page_of([gather(folder) for folder in different], now))
     aside = out.with_name(f".{out.name}.{os.getpid()}.aside")
     try:
         aside.write_text(html, encoding="utf-8", errors="replace")

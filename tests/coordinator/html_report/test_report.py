@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from datetime import datetime
 from html.parser import HTMLParser
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from mlxdist.coordinator.html_report.gather import gather
+from mlxdist.coordinator.html_report.page import names_of
 from mlxdist.coordinator.html_report.write import write_report
 from mlxdist.protocol.errors import UserError
 from tests.coordinator.html_report.told_runs import EVIL, told_run
@@ -123,6 +125,7 @@ def test_names_and_texts_of_a_run_are_never_markup(tmp_path: Path) -> None:
     assert {tag for tag, _ in page.tags} & {"script", "img"} == set()
     assert [key for _, attributes in page.tags for key in attributes if key.startswith("on")] == []
     assert name in page.texts
+    assert any(f"mlxdist generate {shlex.quote(name)} --checkpoint 2" in cell for row in page.rows for cell in row)
     assert any(EVIL.partition("/")[0] in cell for row in page.rows for cell in row)
 
 
@@ -164,6 +167,17 @@ def test_several_runs_are_shown_over_each_other_with_the_settings_that_differ(tm
     assert [label.partition(":")[0] for label in charts[:2]] == ["Training loss", "Validation loss"]
     assert "a/run from 0.7 at step 1" in charts[0]
     assert "b/run from 0.7 at step 1 to 0.175 at step 4" in charts[0]
+
+
+def test_runs_are_named_with_as_much_of_their_paths_as_makes_them_differ() -> None:
+    paths = [Path(text) for text in ("/x/a/run", "/x/b/run", "/x/night", "/y/b/run")]
+    assert names_of(paths) == ["a/run", "x/b/run", "night", "y/b/run"]
+    assert names_of([Path("/run"), Path("/x/run")]) == ["run", "x/run"]
+
+
+def test_a_run_that_is_named_twice_is_shown_once(tmp_path: Path) -> None:
+    run = told_run(tmp_path / "night")
+    assert "compared" not in " ".join(Parsed(written(tmp_path, run, run)).texts)
 
 
 def test_a_file_that_exists_is_kept_unless_it_may_be_replaced(tmp_path: Path) -> None:
