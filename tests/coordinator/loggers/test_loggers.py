@@ -121,6 +121,7 @@ def test_a_logger_that_fails_is_told_once_and_touches_nothing_else(tmp_path: Pat
     assert said.endswith(str(run.folder.logs / "tensorboard.log"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["open", "log", "close"])
 def test_a_logger_that_blocks_for_ever_is_ended_after_its_time_with_all_that_it_started(
     tmp_path: Path, where: str
