@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NoReturn
 import typer
 import typer.core
 
-from mlxdist.commands import begin, clusters, join, results
+from mlxdist.commands import begin, clusters, join, results, status
 from mlxdist.commands.keys import key, known_nodes, this_mac
 from mlxdist.commands.open_files import more_open_files
 from mlxdist.commands.options import (
@@ -181,7 +181,7 @@ def launch(
             )  # launch itself says which hosts can take part
 
         if away and hosts is not None:
-            from mlxdist.coordinator.launch.viewer import view
+            from mlxdist.coordinator.status.viewer import view
 
             options = [*(["--resume", resume] if resume else []), *(["--insecure-lan"] if insecure_lan else [])]
             options += ["--mixed", mixed] if mixed else []
@@ -321,6 +321,7 @@ app.command()(results.generate)
 app.command()(results.export)
 app.command()(results.report)
 app.command()(results.runs)
+app.command()(status.status)
 
 
 def _endpoint(text: str) -> tuple[str, int]:

@@ -13,6 +13,7 @@ from typing import TypeVar
 from mlxdist.coordinator.cluster.audit import Answer, Audit, TaintedError, answer_of, with_rows
 from mlxdist.coordinator.cluster.cluster import Cluster
 from mlxdist.coordinator.cluster.events import NodeNews
+from mlxdist.coordinator.cluster.timeline import NodeWork
 from mlxdist.coordinator.fleet.ended import Ended, Printed
 from mlxdist.coordinator.fleet.sleep_detector import Absence
 from mlxdist.coordinator.schedule.rounds import Request, Round, RowOutputs
@@ -171,6 +172,24 @@ class Fleet:
         with self._changed:
             speeds = {node.name: node.speed.tokens_per_second for node in self._cluster.ready()}
         return {name: speed for name, speed in speeds.items() if speed}
+
+    def node_work(self, since: float) -> dict[str, NodeWork]:
+        """Returns the work of each node that is here, or has worked, in the step that began at `since`."""
+        with self._changed:
+            rows = self._cluster.timeline.take(since)
+            nodes = sorted(self._cluster.nodes.items())
+            return {
+                name: NodeWork(
+                    node.speed.tokens_per_second,
+                    node.peak_bytes / 1e9,
+                    node.state.value,
+                    rows.get(name, []),
+                    swap_gb=round(node.swap_bytes / 1e9, 2) if node.swap_bytes >= 0 else None,
+                    heat=node.heat,
+                )
+                for name, node in nodes
+                if name in rows or not node.gone
+            }
 
     def hosts_and_canaries(self) -> dict[str, tuple[Mapping[str, str], tuple[str, ...]]]:
         """Returns the facts on its host and the digests of the canary, by name, of each node that has answered it."""
