@@ -10,6 +10,7 @@ import typer
 from mlxdist.commands.keys import this_mac
 from mlxdist.commands.open_files import more_open_files
 from mlxdist.commands.options import Wait, seconds_of
+from mlxdist.keys.exchange import code_of
 from mlxdist.keys.store import KeyStore
 from mlxdist.protocol.errors import UserError
 
@@ -72,7 +73,11 @@ def join(
             print(f"keys were exchanged: this Mac is {member.name} there, and needs no code the next time", flush=True)
         print(f"works for {member.place}, as {member.name}; Ctrl-C leaves", flush=True)
         order = LaunchOrder(member.place.host, member.place.port, wait_seconds=seconds)
-        code, reason = work(member, order, while_idle=while_idle)
+        try:
+            code, reason = work(member, order, while_idle=while_idle)
+        except KeyboardInterrupt:
+            print(f"left {member.place}; `mlxdist join` works for it again", flush=True)
+            raise
     if reason:
         print(f"mlxdist join: {reason}", file=sys.stderr)
     sys.exit(code)
@@ -104,7 +109,22 @@ def work(member: "Joined", order: "LaunchOrder", *, while_idle: bool) -> tuple[i
 
 
 def _read_code() -> str:
-    """Returns the code that a person types, or the first line of standard input where no person is there."""
-    if sys.stdin.isatty():
-        return str(typer.prompt("The code that the other Mac shows"))
-    return sys.stdin.readline()
+    """Returns the code that a person types, or the first line of standard input where no person is there.
+
+    Raises UserError where standard input has none.
+    """
+    if not sys.stdin.isatty():
+        if line := sys.stdin.readline().strip():
+            return line
+        raise UserError(
+            "there is no terminal to ask for the code, and none on standard input: echo CODE | mlxdist join"
+        )
+    while True:
+        print("The code that the other Mac shows: ", end="", flush=True)
+        typed = sys.stdin.readline()
+        try:
+            return code_of(typed)
+        except UserError as error:
+            if not typed:  # the end of the input
+                raise
+            print(f"{error}", flush=True)
