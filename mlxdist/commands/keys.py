@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from mlxdist.keys.exchange import SHOWN_DIGITS
 from mlxdist.keys.pair import public_key
 from mlxdist.keys.store import KeyStore, Known, Sighting
 from mlxdist.protocol.errors import UserError
@@ -60,7 +59,7 @@ def node_lines(nodes: Mapping[str, tuple[Known, Sighting | None]]) -> list[str]:
                 quoted(seen.chip, 40),
                 quoted(seen.bits, 8),
                 speed,
-                known.public[:SHOWN_DIGITS],
+                known.public[:8],
             )
         )
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]

@@ -86,6 +86,8 @@ def invite_to_running(
 ) -> None:
     """Lets other Macs join the run that goes on in a folder, by a code; returns when the code has ended.
 
+    `clock`: in seconds.
+
     Raises UserError where no other Mac can reach the run.
     """
     path = output / "state" / FILE
@@ -97,5 +99,5 @@ def invite_to_running(
     if not macs:
         say("the run takes Macs that are known already: on each, type `mlxdist join`")
         return
-    with invited(read_private(path, Joinable), store, macs, say) as port:
+    with invited(read_private(path, Joinable), store, macs, say, clock) as port:
         port.wait()
