@@ -162,7 +162,8 @@ def _announced_by_zeroconf(
         return
     packed = [socket.inet_aton(address) for address in addresses if ":" not in address]
     instance = f"{name}.{kind}.local."
-    info = ServiceInfo(f"{kind}.local.", instance, port=port, addresses=packed, properties=dict(texts))
+    host = f"{socket.gethostname().removesuffix('.local')}.local."
+    info = ServiceInfo(f"{kind}.local.", instance, port=port, addresses=packed, properties=dict(texts), server=host)
     try:
         zeroconf = Zeroconf()
     except OSError:  # no network

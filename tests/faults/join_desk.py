@@ -3,6 +3,7 @@
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -108,14 +109,16 @@ class Desk:
         `under`: a command that runs it; it must become the command that follows.
         """
         place = self.macs.office.node(where) if where != "coordinator" else self.macs.office.coordinator
-        command = ["ip", "netns", "exec", place, *under, sys.executable, "-m", "mlxdist", *words]
+        command = [shutil.which("ip") or "ip", "netns", "exec", place, *under, sys.executable, "-m", "mlxdist", *words]
         # Namespaces of the network share the sockets of this machine's daemons: without the second, no avahi is there.
         alone = {"MLXDIST_PLAIN": "1", "DBUS_SYSTEM_BUS_ADDRESS": "unix:path=/nonexistent"}
         env = {**self.macs.environment(where), **alone, **environment}
         self.typed.append(_at_a_terminal(command, env) if terminal else _with_input(command, env, code))
         return self.typed[-1]
 
-    def launch(self, *words: str, where: str = "coordinator", name: str = "run", steps: int = 6) -> Typed:
+    def launch(
+        self, *words: str, where: str = "coordinator", name: str = "run", steps: int = 6, **environment: str
+    ) -> Typed:
         """Types `mlxdist launch` on a Mac. The run is in a folder of this name."""
         config = config_of(self.model, self.folder / name, "sft", steps=steps)
         lines = [
@@ -123,7 +126,7 @@ class Desk:
             f"[lora]\nrank = 4\n[train]\nsteps = {steps}\nlearning_rate = 1e-2\neval_every = 0\nsave_every = 1",
         ]
         (self.folder / f"{name}.toml").write_text("\n".join(lines))
-        return self.type(where, "launch", str(self.folder / f"{name}.toml"), *words)
+        return self.type(where, "launch", str(self.folder / f"{name}.toml"), *words, **environment)
 
     def hosts(self, min_nodes: int) -> str:
         """Returns a hosts.toml without nodes of its own: all join, and the run waits for so many."""
