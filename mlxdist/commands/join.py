@@ -3,7 +3,7 @@
 import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
@@ -69,7 +69,7 @@ def join(
         member = where if isinstance(where, Joined) else None if again else known(store, where, name)
         if member is None:
             assert isinstance(where, Place)
-            member = pair(store, where, name, _read_code)
+            member = pair(store, where, name, lambda: read_code(sys.stdin))
             print(f"keys were exchanged: this Mac is {member.name} there, and needs no code the next time", flush=True)
         print(f"works for {member.place}, as {member.name}; Ctrl-C leaves", flush=True)
         order = LaunchOrder(member.place.host, member.place.port, wait_seconds=seconds)
@@ -108,23 +108,26 @@ def work(member: "Joined", order: "LaunchOrder", *, while_idle: bool) -> tuple[i
             return code, reason
 
 
-def _read_code() -> str:
-    """Returns the code that a person types, or the first line of standard input where no person is there.
+def read_code(source: TextIO) -> str:
+    """Returns the code that a person types at a terminal, asked for until it can be one, or the first line of a file.
 
-    Raises UserError where standard input has none.
+    Raises UserError where there is none.
     """
-    if not sys.stdin.isatty():
-        if line := sys.stdin.readline().strip():
+    if not source.isatty():
+        if line := source.readline().strip():
             return line
         raise UserError(
             "there is no terminal to ask for the code, and none on standard input: echo CODE | mlxdist join"
         )
     while True:
         print("The code that the other Mac shows: ", end="", flush=True)
-        typed = sys.stdin.readline()
         try:
+            typed = source.readline()
             return code_of(typed)
         except UserError as error:
             if not typed:  # the end of the input
                 raise
-            print(f"{error}", flush=True)
+            print(error, flush=True)
+        except KeyboardInterrupt:
+            print(flush=True)  # so that what follows stands on a line of its own
+            raise
