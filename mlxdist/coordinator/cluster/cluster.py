@@ -34,6 +34,7 @@ from mlxdist.coordinator.cluster.offenders import Offenders
 from mlxdist.coordinator.cluster.placement import Assigner
 from mlxdist.coordinator.cluster.scheduler import Scheduler
 from mlxdist.coordinator.cluster.settings import ClusterSettings
+from mlxdist.coordinator.cluster.timeline import Mark, Timeline
 from mlxdist.coordinator.cluster.transfers import Transfers
 from mlxdist.coordinator.schedule.assign import assign
 from mlxdist.coordinator.schedule.rounds import Assignment, Request, Round
@@ -66,6 +67,7 @@ class Cluster:
     transfers: Transfers = field(default_factory=Transfers)
     dispatch: Dispatch = field(init=False)
     offenders: Offenders = field(default_factory=Offenders)
+    timeline: Timeline = field(default_factory=Timeline)
     _failure: MlxdistError | None = None
     _outbox: list[Parcel] = field(default_factory=list)
 
@@ -250,7 +252,10 @@ class Cluster:
                     self._outbox.append(Parcel(channel, peer, encode(fitted(message), payload)))
                 case NodeNews():
                     self.news.append(event)
+                case Mark():
+                    self.timeline.add(event)
                 case Lost(node=node):
+                    self.timeline.cut_short(node.name, "lost", self.scheduler.first_of(node.name), self.now)
                     spans = self.scheduler.lost(node.name, event.blame)
                     self.transfers.drop(node.name)
                     self.news.append(news_of(node, event.cause, event.action, spans))
@@ -266,6 +271,7 @@ class Cluster:
                         )
                 case NotNeeded(assignment=assignment):
                     loser = self.nodes[assignment.node]
+                    self.timeline.cut_short(loser.name, "dropped", assignment, self.now)
                     loser.worker.cancelled.add(assignment.attempt)
                     self._act([to_worker(loser, m.Cancel(loser.session, assignment.attempt))])
                 case Assignment():

@@ -165,7 +165,7 @@ class Dispatch:
                 raise WireError(f"{type(message).__name__} on the data connection")
 
     def _on_leaf(self, node: Node, message: m.LeafAnswer, payload: memoryview, now: float) -> list[Event]:
-        events = leaf_answered(node, message, payload, self.scheduler, self.members.nodes)
+        events = leaf_answered(node, message, payload, self.scheduler, self.members.nodes, now)
         self.transfers.leaf_answered(node, message.leaf, now)
         return events
 

@@ -12,6 +12,7 @@ from mlxdist.coordinator.cluster.events import Event, NotNeeded, news_of, to_wor
 from mlxdist.coordinator.cluster.node import Node
 from mlxdist.coordinator.cluster.nonfinite import refuted
 from mlxdist.coordinator.cluster.scheduler import Scheduler
+from mlxdist.coordinator.cluster.timeline import Mark
 from mlxdist.coordinator.cluster.uploads import DamagedError, Uploads
 from mlxdist.coordinator.schedule.node_speeds import TransferTimes
 from mlxdist.coordinator.schedule.rounds import Round
@@ -77,6 +78,10 @@ class Transfers:
         if message.grew:  # what left while its last leaf still computed costs the step nothing
             since_credit = max(min(since_credit, since_offer - message.grew), LEAST_SECONDS)
         node.speed.sent_up(since_credit)
+        sent = now - since_credit
+        marks = [Mark(node.name, "up", sent, now, Span(offer.start, offer.stop))]
+        if now - since_offer < sent:
+            marks.insert(0, Mark(node.name, "room", now - since_offer, sent, marks[0].span))
         current, span = scheduler.current(), Span(offer.start, offer.stop)
         if not finite and current.misses(offer.attempt, span):
             self.pool.give_back(vector)
@@ -88,7 +93,7 @@ class Transfers:
             raise
         node.silences = 0
         received = to_worker(node, m.Received(node.session, message.stream, whole=True))
-        return [received, *map(NotNeeded, done), *refuted(current, span, node.name, nodes)]
+        return [*marks, received, *map(NotNeeded, done), *refuted(current, span, node.name, nodes)]
 
     def leaf_answered(self, node: Node, leaf: int, now: float) -> None:
         """Times the partials that end with this leaf from now on: until now they waited for it."""
@@ -124,7 +129,7 @@ class Transfers:
             node.speed.sent_down(seconds)
             worker.damaged = 0
             worker.adapter_here = max(worker.adapter_here, version)
-            return []
+            return [Mark(node.name, "down", now - seconds, now)]
         if not worker.has_reference and worker.adapter_version < 0:
             raise WireError("no adapter was sent to it")
         self._count_damage(node)

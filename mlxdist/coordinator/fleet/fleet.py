@@ -13,6 +13,7 @@ from typing import TypeVar
 from mlxdist.coordinator.cluster.audit import Answer, Audit, TaintedError, answer_of, with_rows
 from mlxdist.coordinator.cluster.cluster import Cluster
 from mlxdist.coordinator.cluster.events import NodeNews
+from mlxdist.coordinator.cluster.timeline import NodeWork
 from mlxdist.coordinator.fleet.ended import Ended, Printed
 from mlxdist.coordinator.fleet.sleep_detector import Absence
 from mlxdist.coordinator.schedule.rounds import Request, Round, RowOutputs
@@ -172,6 +173,31 @@ class Fleet:
             speeds = {node.name: node.speed.tokens_per_second for node in self._cluster.ready()}
         return {name: speed for name, speed in speeds.items() if speed}
 
+    def node_work(self, since: float) -> dict[str, NodeWork]:
+        """Returns the work of each node that is here, or has worked, in the step that began at `since`.
+
+        Tells the news first that came meanwhile: a loss belongs to the step whose work shows it.
+        """
+        with self._changed:
+            news = self._take_news()
+            rows = self._cluster.timeline.take(since)
+            nodes = sorted(self._cluster.nodes.items())
+            work = {
+                name: NodeWork(
+                    round(node.speed.tokens_per_second, 1),
+                    node.peak_bytes / 1e9,
+                    node.state.value,
+                    rows.get(name, []),
+                    swap_gb=round(node.swap_bytes / 1e9, 2) if node.swap_bytes >= 0 else None,
+                    heat=node.heat,
+                )
+                for name, node in nodes
+                if name in rows or not node.gone
+            }
+        for item in news:
+            self._on_news(item)
+        return work
+
     def hosts_and_canaries(self) -> dict[str, tuple[Mapping[str, str], tuple[str, ...]]]:
         """Returns the facts on its host and the digests of the canary, by name, of each node that has answered it."""
         with self._changed:
@@ -232,7 +258,7 @@ class Fleet:
                     found = look()
                     if found is None and self._thread is not None:
                         self._changed.wait(POLL_SECONDS)
-                news = [self._cluster.news.popleft() for _ in range(len(self._cluster.news))]
+                news = self._take_news()
             for item in news:
                 self._on_news(item)
             if failure is not None:
@@ -241,6 +267,9 @@ class Fleet:
                 return found
             if self._thread is None:
                 self._pump(0.0)
+
+    def _take_news(self) -> list[NodeNews]:
+        return [self._cluster.news.popleft() for _ in range(len(self._cluster.news))]
 
     def _note(self, event: Ended | Printed) -> None:
         match event:
