@@ -19,10 +19,12 @@ from mlxdist.commands.options import (
     Changes,
     HostsFile,
     InsecureLan,
+    Models,
     NodeCount,
     RunFile,
     Wait,
     cluster_of,
+    models_folder,
     seconds_of,
 )
 from mlxdist.protocol.errors import MlxdistError, UserError
@@ -224,6 +226,7 @@ def node(
         typer.Option(metavar="FILE", help="A file (mode 0600) with this node's secret key and the coordinator's key."),
     ] = None,
     insecure_lan: InsecureLan = False,
+    models: Models = None,
     launched: Annotated[bool, typer.Option("--launched", hidden=True)] = False,
     tag: Annotated[str, typer.Option(hidden=True)] = "",  # shows in a process list whose node it is
 ) -> None:
@@ -242,7 +245,7 @@ def node(
     else:
         host, port = _endpoint(connect)
         own = chosen_keys(KeyStore.of_user(), name, host, coordinator=coordinator, file=keys, insecure_lan=insecure_lan)
-        order = LaunchOrder(host, port, wait_seconds=seconds_of(wait))
+        order = LaunchOrder(host, port, models=models_folder(models), wait_seconds=seconds_of(wait))
         if insecure_lan:
             print(f"mlxdist node: {INSECURE}", file=sys.stderr)
     code, reason = supervise(name, order, launched=launched, keys=own)
