@@ -8,7 +8,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from mlxdist.node.link.jobs import ComputeAssignment, ComputeCanary, Finish, Job, LoadModel, Partial, Result, Results
+from mlxdist.node.link.jobs import ComputeAssignment, ComputeCanary, Finish, Job, JobResults, LoadModel, Partial, Result
 from mlxdist.node.link.session import Session
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.manifest import Manifest
@@ -80,7 +80,7 @@ class Connects(Protocol):
 class Performer(Protocol):
     """An engine as a worker sees it."""
 
-    def perform(self, job: Job, session: m.SessionId, progress: Callable[[str], None]) -> Results: ...
+    def perform(self, job: Job, session: m.SessionId, progress: Callable[[str], None]) -> JobResults: ...
 
 
 class MemoryWorker:
@@ -90,7 +90,7 @@ class MemoryWorker:
         self.name, self.hub, self.engine = name, hub, engine
         self.session: Session | None = None
         self.wire: Wire | None = None
-        self.results: Results | None = None  # of the job in work
+        self.results: JobResults | None = None  # of the job in work
         self.heard: list[m.Message] = []  # on the data connections, from the first on
         self.leaf_seconds = LEAF_SECONDS
         self.stopped = False
@@ -200,7 +200,7 @@ class PretendedEngine:
     fate: Callable[[int], str] = lambda leaf: ""  # of the worker at this leaf of the step: "crash", "nan" or ""
     canary: tuple[str, ...] = CANARY
 
-    def perform(self, job: Job, session: m.SessionId, progress: Callable[[str], None]) -> Results:
+    def perform(self, job: Job, session: m.SessionId, progress: Callable[[str], None]) -> JobResults:
         """Yields the results of one job."""
         match job:
             case LoadModel():

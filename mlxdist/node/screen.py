@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mlxdist.node.macos import speed_limit
+from mlxdist.macos import speed_limit
 from mlxdist.node.supervisor import Supervisor
 from mlxdist.protocol.messages import HeartbeatAck
 

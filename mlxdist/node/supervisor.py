@@ -18,9 +18,9 @@ from secrets import token_hex
 import psutil
 
 from mlxdist.keys.pair import MOST_LINE, NodeKeys
+from mlxdist.macos import chip
 from mlxdist.node.link.addresses import join_endpoint
 from mlxdist.node.link.troubles import sentence_on
-from mlxdist.node.macos import chip
 from mlxdist.node.process import Order, Worker
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.backoff import Backoff

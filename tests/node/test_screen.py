@@ -1,6 +1,6 @@
 """The line that a person sees on a Mac that has joined."""
 
-from mlxdist.node.macos import limit_of
+from mlxdist.macos import limit_of
 from mlxdist.node.screen import line
 from mlxdist.protocol.messages import HeartbeatAck, SessionId
 

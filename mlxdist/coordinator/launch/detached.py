@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from mlxdist.coordinator.fleet.macos import keep_awake
+from mlxdist.macos import keep_awake
 
 LOG, PID, EXIT = "launch.log", "pid", "exit"
 LOOK_SECONDS = 0.2

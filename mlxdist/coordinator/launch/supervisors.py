@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 
 from mlxdist.coordinator.config.hosts import NodeSpec
 from mlxdist.coordinator.fleet.ended import Ended, Printed
-from mlxdist.coordinator.fleet.macos import keep_awake
 from mlxdist.coordinator.launch.findings import Finding, finding
 from mlxdist.coordinator.launch.output import Output
 from mlxdist.coordinator.launch.scripts import Group, end_script, group_of, start_script
 from mlxdist.coordinator.launch.ssh import argv, everywhere, new_marker, run, target_of
 from mlxdist.coordinator.launch.workdir import interpreter_of, workdir_of
+from mlxdist.macos import keep_awake
 from mlxdist.protocol.backoff import MOST_FACTOR, Backoff
 from mlxdist.protocol.errors import NodeError
 from mlxdist.protocol.launched import AWAY, LaunchOrder, order_line

@@ -59,4 +59,4 @@ class Partial:
 
 
 Result = tuple[m.Message, Buffer] | Partial  # of a job: a message with its payload, or a partial
-Results = Generator[Result, None, None]
+JobResults = Generator[Result, None, None]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from mlxdist.node.link.jobs import ComputeAssignment, ComputeCanary, Job, LoadModel, Results
+from mlxdist.node.link.jobs import ComputeAssignment, ComputeCanary, Job, JobResults, LoadModel
 from mlxdist.node.work import model as models
 from mlxdist.node.work.assignment import AssignmentRun
 from mlxdist.node.work.compute import Computer
@@ -24,7 +24,7 @@ class Engine:
         self._computer: Computer | None = None
         self._swap = SwapWatch()
 
-    def perform(self, job: Job, session: m.SessionId, progress: Callable[[str], None]) -> Results:
+    def perform(self, job: Job, session: m.SessionId, progress: Callable[[str], None]) -> JobResults:
         """Yields the results of one job, each when it is evaluated. A failure becomes a Fault message, the last result.
 
         Closing the generator ends the job. `progress` is called with sentences while a model is loaded.
