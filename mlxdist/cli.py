@@ -30,8 +30,24 @@ from mlxdist.commands.options import (
 from mlxdist.protocol.errors import MlxdistError, UserError
 from mlxdist.protocol.version import VERSION
 
+
+class _Commands(typer.core.TyperGroup):
+    """Ends a command that is interrupted, and what it has started, with one line."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            from mlxdist.coordinator.launch.ssh import end_children
+
+            end_children()
+            print("mlxdist: interrupted", file=sys.stderr)
+            raise typer.Exit(130) from None
+
+
 app = typer.Typer(
     name="mlxdist",
+    cls=_Commands,
     help="Fine-tune one language model on several Macs at once. The result is that of one machine, only sooner.",
     no_args_is_help=True,
     add_completion=False,
@@ -328,6 +344,7 @@ app.command()(clusters.doctor)
 app.command()(results.evaluate)
 app.command()(results.generate)
 app.command()(results.export)
+app.command()(results.report)
 app.command()(results.runs)
 app.command()(status.status)
 app.command()(page.view)

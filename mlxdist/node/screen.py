@@ -28,7 +28,7 @@ def line(place: str, standing: HeartbeatAck | None, percent: int | None, fetched
         parts.append(f"{100 * standing.share:.0f} % of a step")
     if standing.tokens_per_second:
         parts.append(f"{standing.tokens_per_second:,.0f} tokens/s")
-    if standing.peak_bytes > 0:
+    if standing.peak_bytes >= 1e8:
         parts.append(f"{standing.peak_bytes / 1e9:.1f} GB")
     if percent is not None and percent < 100:
         parts.append(f"slowed to {percent} % by its heat")

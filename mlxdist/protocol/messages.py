@@ -71,6 +71,7 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     segment_size: Index  # layers per segment; 0 = the whole graph
     head_chunk: Index  # positions of the LM head per chunk
     grad_checkpoint: bool = False  # mlx-lm's checkpointing, on the whole graph
+    chunked: bool = False  # gated-delta layers run in chunks of tokens, not token by token
     fixed: Fixed = {}  # what else fixes the bits: batch, order, optimizer
     numerics_id: Name = ""
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from mlxdist.coordinator.config.paths import no_folder
 from mlxdist.coordinator.launch.workdir import model_name
 from mlxdist.coordinator.memory.model_files import find_model
 from mlxdist.coordinator.sync.files import File
@@ -27,4 +28,5 @@ def _fetched(model: str) -> Path:
     try:
         return Path(snapshot_download(model, allow_patterns=list(PATTERNS)))
     except Exception as error:
-        raise UserError(f'the model "{model}" is not on this machine and cannot be fetched: {error}') from error
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(f"model = {model!r}: {no_folder(model)}, and the hub did not give it: {first}") from error

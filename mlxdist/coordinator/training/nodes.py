@@ -92,7 +92,7 @@ def started_nodes(
         if joinable is not None:
             invitation.enter_context(announced_run(joinable))
         if invite and joinable and access:
-            invitation.enter_context(invited(joinable, access.store, invite, report.say))
+            invitation.enter_context(invited(joinable, access.store, invite, report.say, clock))
         ready, later = (
             starts_of(part, roster, hosts.coordinator, hub.ports, access, timing.away_seconds)
             for part in (roster.ready, roster.later)

@@ -90,4 +90,5 @@ def _load_key(spec: m.RunSpec) -> tuple[object, ...]:
         spec.num_layers,
         spec.segment_size,
         spec.grad_checkpoint,
+        spec.chunked,
     )
