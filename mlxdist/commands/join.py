@@ -9,7 +9,7 @@ import typer
 
 from mlxdist.commands.keys import this_mac
 from mlxdist.commands.open_files import more_open_files
-from mlxdist.commands.options import Wait, seconds_of
+from mlxdist.commands.options import Models, Wait, models_folder, seconds_of
 from mlxdist.keys.exchange import code_of
 from mlxdist.keys.store import KeyStore
 from mlxdist.protocol.errors import UserError
@@ -47,6 +47,7 @@ def join(
     again: Annotated[
         bool, typer.Option("--again", help="Ask for a code although keys were exchanged: one side has new ones.")
     ] = False,
+    models: Models = None,
     while_idle: Annotated[
         bool,
         typer.Option("--while-idle", help="Work only after 5 minutes without a touch, and never on battery."),
@@ -72,7 +73,7 @@ def join(
             member = pair(store, where, name, lambda: read_code(sys.stdin))
             print(f"keys were exchanged: this Mac is {member.name} there, and needs no code the next time", flush=True)
         print(f"works for {member.place}, as {member.name}; Ctrl-C leaves", flush=True)
-        order = LaunchOrder(member.place.host, member.place.port, wait_seconds=seconds)
+        order = LaunchOrder(member.place.host, member.place.port, models=models_folder(models), wait_seconds=seconds)
         try:
             code, reason = work(member, order, while_idle=while_idle)
         except KeyboardInterrupt:
