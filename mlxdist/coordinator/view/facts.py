@@ -39,6 +39,7 @@ def facts_of(run: WatchedRun) -> dict[str, Any]:
             "wall_seconds": told.wall_seconds,
             "seconds_left": seconds_left(told) if state == "training" else None,
             "promise": told.promise,
+            "paused": told.paused and state == "training",
             "best": told.best and {"step": told.best["step"], "path": told.best["path"]},
             "last": {name: curve.last for name, curve in told.curves.items()},
             "steps_with_values": {name: len(curve.steps) for name, curve in told.curves.items()},

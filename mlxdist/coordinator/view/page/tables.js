@@ -3,8 +3,7 @@
 import { clock, count, duration, gigabytes, make, number, table } from "./format.js";
 
 export function stateOf(facts, connected) {
-  const paused = facts.nodes.length && facts.state === "training" && /^paused/.test(facts.said.at(-1)?.[1] || "");
-  const words = { training: paused ? "paused, waits for nodes" : "training", done: "done", interrupted: "interrupted",
+  const words = { training: facts.paused ? "paused, waits for nodes" : "training", done: "done", interrupted: "interrupted",
     failed: "failed", stopped: "stopped", waiting: "has not begun" };
   const known = words[facts.state] || facts.state;
   if (connected) return [facts.state, known];
