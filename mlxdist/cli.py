@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NoReturn
 import typer
 import typer.core
 
-from mlxdist.commands import begin, clusters, join, page, results
+from mlxdist.commands import begin, clusters, join, page, results, status
 from mlxdist.commands.keys import key, known_nodes, this_mac
 from mlxdist.commands.open_files import more_open_files
 from mlxdist.commands.options import (
@@ -185,7 +185,7 @@ def launch(
             )  # launch itself says which hosts can take part
 
         if away and hosts is not None:
-            from mlxdist.coordinator.launch import viewer
+            from mlxdist.coordinator.status import viewer
 
             if view:
                 raise UserError(f"--view shows runs of this Mac: use mlxdist view on {cluster.coordinator.host}")
@@ -326,6 +326,7 @@ app.command()(results.evaluate)
 app.command()(results.generate)
 app.command()(results.export)
 app.command()(results.runs)
+app.command()(status.status)
 app.command()(page.view)
 
 

@@ -15,6 +15,7 @@ from mlxdist.protocol.limits import (
     Digests,
     Facts,
     Fixed,
+    Heat,
     Index,
     Lines,
     ModelName,
@@ -96,12 +97,15 @@ class Register(Message, frozen=True):
 class Heartbeat(Message, frozen=True):
     """The supervisor is there, and so is the worker with this pid; 0: it has none.
 
-    `serving`: the worker has taken up this session, so what it does not say is lost on the way.
+    `serving`: the worker has taken up this session, so what it does not say is lost on the way. The rest is for the
+    person who watches the run.
     """
 
     session: SessionId
     worker_pid: Pid
     serving: bool = False
+    swap_bytes: Amount = -1  # of this host's swap that are in use; -1: unknown
+    heat: Heat = ""
 
 
 class WorkerExit(Message, frozen=True):

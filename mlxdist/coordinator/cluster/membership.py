@@ -102,6 +102,7 @@ class Membership:
         """
         match message:
             case m.Heartbeat(worker_pid=pid, serving=serving):
+                node.swap_bytes, node.heat = message.swap_bytes, message.heat
                 if not serving or node.worker.serving is None:
                     node.worker.serving = node.control.heard if serving else None
                 return [to_supervisor(node, self._standing(node)), *self._look_at_worker(node, pid, leaf)]

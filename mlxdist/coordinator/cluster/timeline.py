@@ -33,12 +33,17 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class NodeWork:
-    """A node in one step: its measured speed, the highest memory so far in GB (10^9 bytes), its state, its rows."""
+    """A node in one step: its measured speed, the highest memory so far in GB (10^9 bytes), its state, its rows.
+
+    `swap_gb`: of its host's swap, in use now; None: unknown. `heat`: the thermal pressure, as macOS calls it.
+    """
 
     tokens_per_second: float  # of gradients, padding included; 0: not measured
     peak_gb: float
     state: str
     rows: Sequence[Row]
+    swap_gb: float | None = None
+    heat: str = ""
 
 
 @dataclass

@@ -184,7 +184,12 @@ class Fleet:
             nodes = sorted(self._cluster.nodes.items())
             work = {
                 name: NodeWork(
-                    round(node.speed.tokens_per_second, 1), node.peak_bytes / 1e9, node.state.value, rows.get(name, [])
+                    round(node.speed.tokens_per_second, 1),
+                    node.peak_bytes / 1e9,
+                    node.state.value,
+                    rows.get(name, []),
+                    swap_gb=round(node.swap_bytes / 1e9, 2) if node.swap_bytes >= 0 else None,
+                    heat=node.heat,
                 )
                 for name, node in nodes
                 if name in rows or not node.gone

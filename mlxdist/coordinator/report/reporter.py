@@ -9,8 +9,9 @@ and the event's own keys; `progress` is in [0, 1]; a number that is not finite i
     promise {step, promise, reason, message}
     work {step, nodes: {name: {tokens_per_second, peak_gb, state, rows}}}
 
-The `rows` of work say what the node did in the step, as cluster/timeline.py has them: [kind, begin, end, start, stop].
-A node's `leaves` are the spans [start, stop) of the step in work that go from it to others. The `elapsed_seconds` of
+A stage with `note` is a sentence that a person should find again; so is a node's message with `stays`. The `rows` of
+work say what the node did in the step, as cluster/timeline.py has them: [kind, begin, end, start, stop]. A node's
+`leaves` are the spans [start, stop) of the step in work that go from it to others. The `elapsed_seconds` of
 train are the training time of all sessions up to the end of its step: with `train.max_hours` the learning rate of the
 next step follows them. The cost of failures is told by `leaves_recomputed`, `seconds_paused` and `disturbed` of train,
 by `paused` and `seconds` of the stages at the two ends of a pause, and by `steps_again` and `seconds_lost` of the stage
@@ -36,7 +37,7 @@ from mlxdist.coordinator.report.format import (
     val_phrase,
 )
 from mlxdist.coordinator.report.goodput import Ledger, LostTime
-from mlxdist.coordinator.report.history import BestVal, read_history, trim_metrics
+from mlxdist.coordinator.report.history import BestVal, events, read_history, trim_metrics
 from mlxdist.coordinator.report.news_filter import NewsFilter
 from mlxdist.coordinator.report.printed_lines import PrintedLines
 from mlxdist.coordinator.report.summary import Ending, Results, Told, summary_of
@@ -107,11 +108,11 @@ class Reporter:
             self._train_losses, self._vals = dict(history.train_losses), dict(history.vals)
             self._best, self._peak_gb = history.best, history.peak_gb
             redone = self._ledger.go_on(step, whole.step_times, whole.pauses, history.redone)
+        self._display.recall(event for _, event in events(self._run.metrics_jsonl))
         message = redone_phrase(step, redone)
         keys = {"steps_again": redone.steps, "seconds_lost": redone.seconds, "leaves_recomputed": redone.leaves}
         if redone.steps:
-            self._tell("stage", {"message": message, **keys})
-            self._display.say(message)
+            self._tell("stage", {"message": message, "note": True, **keys})
         elif step:
             self.note(message)
 
@@ -129,8 +130,7 @@ class Reporter:
 
     def note(self, sentence: str) -> None:
         """Tells a sentence that the person should find again: it stays on the screen, and in the file as a stage."""
-        self._tell("stage", {"message": sentence})
-        self._display.say(sentence)
+        self._tell("stage", {"message": sentence, "note": True})
 
     def say(self, sentence: str) -> None:
         """Tells a sentence on the screen alone: a file is no place for a code."""
@@ -168,7 +168,6 @@ class Reporter:
         if report.work and self._work_is_due(time.disturbed):
             nodes = {name: asdict(work) for name, work in report.work.items()}
             self._tell("work", {"step": report.step, "nodes": nodes})
-        self._display.step(report)
         if report.advice:
             self.note(report.advice)
 
@@ -179,12 +178,11 @@ class Reporter:
             paused = self._ledger.evaluation(step)
         keys = {"loss": loss, "metrics": metrics, "seconds": seconds, "seconds_paused": paused}
         self._tell("val", {"step": step, "message": val_phrase(step, loss, metrics), **keys})
-        self._display.val(step, loss, metrics)
 
     def node(self, news: NodeNews) -> None:
         """Tells that a node's state or message changed; telling the same twice writes nothing.
 
-        The display learns whether the news should stay readable: a loss, with what was done, and the node's return.
+        The event says whether the news should stay readable: a loss, with what was done, and the node's return.
         """
         name, state, message = news.name, news.state, news.message
         with self._lock:
@@ -202,9 +200,9 @@ class Reporter:
                 "cause": news.cause,
                 "action": news.action,
                 "leaves": [(span.start, span.stop) for span in news.leaves],
+                "stays": importance.stays,
             },
         )
-        self._display.node(name, state, message, stays=importance.stays)
 
     def printed(self, name: str, line: str) -> None:
         """Shows a line that a node has printed, as long as they are few; its log has them all."""
@@ -221,13 +219,11 @@ class Reporter:
         self._tell(
             "stage", {"message": news.message, "paused": not over, **({"seconds": news.seconds} if over else {})}
         )
-        self._display.pause(news.message, over=over)
 
     def promise(self, promise: Promise) -> None:
         """Tells what is promised about the bits from a step on."""
         keys = {"promise": promise.kind, "reason": promise.reason, "message": promise.sentence}
         self._tell("promise", {"step": promise.from_step, **keys})
-        self._display.say(promise.sentence)
 
     def checkpoint(self, step: int, path: Path, *, best: bool) -> None:
         """Tells that a checkpoint was saved; `best` where it is the best evaluation so far."""
@@ -237,7 +233,6 @@ class Reporter:
                 self._best = BestVal(step, self._vals.get(step, {}).get("loss"), relative)
         message = f"saved {relative}" + (", the best so far" if best else "")
         self._tell("checkpoint", {"step": step, "path": relative, "best": best, "message": message})
-        self._display.say(message)
 
     def write_summary(self, ending: Ending, results: Results) -> None:
         """Writes `metrics.json`, and the events that still wait. Raises SaveError."""
@@ -301,9 +296,10 @@ class Reporter:
         with self._lock:
             wall = round(self._clock() - self._began, 3)
             head = {"event": event, "time": self._now().isoformat(timespec="seconds"), "wall_seconds": wall}
-            content = {**head, **keys}
-            failure = self._file.add(json.dumps(finite(content), ensure_ascii=False, allow_nan=False))
+            content = {key: finite(value) for key, value in {**head, **keys}.items()}
+            failure = self._file.add(json.dumps(content, ensure_ascii=False, allow_nan=False))
         self._saw(failure)
+        self._display.take(content)
         self._listen(content)
 
     def _saw(self, failure: SaveError | None) -> None:

@@ -133,7 +133,7 @@ def look_at(run: WatchedRun) -> tuple[int, bool]:
     from mlxdist.coordinator.overview.find import is_held
 
     try:
-        return run.refresh(), is_held(run.folder)
+        return run.refresh(), is_held(run.folder) is True
     except OSError:
         return -1, False
 
