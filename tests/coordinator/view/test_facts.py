@@ -71,7 +71,7 @@ def test_the_timeline_of_a_step_has_a_lane_for_each_node_with_what_was_lost_in_i
     assert step["lost_seconds"] == pytest.approx(4.0)
     (trouble,) = step["troubles"]
     assert (trouble["node"], trouble["at"], trouble["back_at"]) == ("mini-2", 1.0, 4.0)
-    assert (step["before"], step["after"], step["last"]) == (4, 6, 8)
+    assert (step["before"], step["after"]) == (4, 6)
 
 
 def test_the_timeline_is_that_of_the_last_step_or_of_the_nearest_that_has_one(tmp_path: Path) -> None:
