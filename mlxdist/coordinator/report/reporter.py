@@ -20,7 +20,7 @@ that says what a resumed run does again.
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,6 +40,7 @@ from mlxdist.coordinator.report.goodput import Ledger, LostTime
 from mlxdist.coordinator.report.history import BestVal, events, read_history, trim_metrics
 from mlxdist.coordinator.report.news_filter import NewsFilter
 from mlxdist.coordinator.report.printed_lines import PrintedLines
+from mlxdist.coordinator.report.sinks import Sink
 from mlxdist.coordinator.report.summary import Ending, Results, Told, summary_of
 from mlxdist.coordinator.storage.run_folder import RunFolder, finite, write_json
 from mlxdist.protocol.errors import SaveError
@@ -63,6 +64,7 @@ class Reporter:
         clock: monotonic seconds.
         now: the wall clock.
         listen: called with each event, as the file has it, in the thread that told it.
+        sinks: take each event too; they have ended when the end of the run is shown.
 
     A line that cannot be written waits, and the person is told once; only `write_summary` raises SaveError.
     """
@@ -75,11 +77,12 @@ class Reporter:
         clock: Callable[[], float],
         now: Callable[[], datetime] = utc_now,
         listen: Callable[[Mapping[str, object]], None] = lambda event: None,
+        sinks: Sequence[Sink] = (),
     ) -> None:
         self._run = run
         self._display = display
         self._clock = clock
-        self._now, self._listen = now, listen
+        self._now, self._listen, self._sinks = now, listen, tuple(sinks)
         self._began = clock()
         self._train_losses: dict[int, float | None] = {}
         self._vals: dict[int, Mapping[str, float | None]] = {}
@@ -251,10 +254,19 @@ class Reporter:
         last = max(self._train_losses, default=0)
         lost = self._lost_time()
         self._tell("done", {"status": ending, "step": last, "message": message, **asdict(lost)})
+        self.close()
         if last:
             self._display.say(lost_time_phrase(lost))
         self._display.end(shown or message)
         self.ended = True
+
+    def close(self, failure: str = "") -> None:
+        """Ends the sinks, once, and shows their last words. `failure`: as `Sink.end`."""
+        with self._lock:
+            sinks, self._sinks = self._sinks, ()
+        for sink in sinks:
+            for sentence in sink.end(failure):
+                self._display.say(sentence)
 
     def could_not_save(self, what: str, error: SaveError) -> None:
         """Tells that something could not be written while the run goes on: once for a series of failures."""
@@ -301,6 +313,10 @@ class Reporter:
         self._saw(failure)
         self._display.take(content)
         self._listen(content)
+        keep = self._display.say if event == "done" else self.note  # no event comes after "done"
+        for sink in self._sinks:
+            for sentence in sink.take(content):
+                keep(sentence)
 
     def _saw(self, failure: SaveError | None) -> None:
         if failure is None:
