@@ -4,13 +4,14 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 import typer.core
 
-from mlxdist.commands import begin, clusters, join, results, status
+from mlxdist.commands import begin, clusters, join, page, results, status
 from mlxdist.commands.keys import key, known_nodes, this_mac
 from mlxdist.commands.open_files import more_open_files
 from mlxdist.commands.options import (
@@ -144,6 +145,9 @@ def launch(
         ),
     ] = None,
     insecure_lan: InsecureLan = False,
+    view: Annotated[
+        bool, typer.Option("--view", help="Show the run in a browser too: the page's address is printed at the start.")
+    ] = False,
     attach: Annotated[
         bool, typer.Option("--attach", help="Watch a run whose coordinator is another Mac ([coordinator] host).")
     ] = False,
@@ -181,17 +185,19 @@ def launch(
             )  # launch itself says which hosts can take part
 
         if away and hosts is not None:
-            from mlxdist.coordinator.status.viewer import view
+            from mlxdist.coordinator.status import viewer
 
+            if view:
+                raise UserError(f"--view shows runs of this Mac: use mlxdist view on {cluster.coordinator.host}")
             options = [*(["--resume", resume] if resume else []), *(["--insecure-lan"] if insecure_lan else [])]
             options += ["--mixed", mixed] if mixed else []
-            sys.exit(view(config, cluster, hosts, run, set_ or (), options, attach=attach, stop=stop))
+            sys.exit(viewer.view(config, cluster, hosts, run, set_ or (), options, attach=attach, stop=stop))
 
         from mlxdist.coordinator.run import run as train
 
         previous = resume == "previous"
-        sys.exit(
-            train(
+        with page.page_beside(config.output) if view else nullcontext():
+            code = train(
                 config,
                 cluster,
                 resume=resume is not None,
@@ -200,7 +206,7 @@ def launch(
                 insecure_lan=insecure_lan,
                 invite=invite or 0,
             )
-        )
+        sys.exit(code)
 
 
 @app.command()
@@ -322,6 +328,7 @@ app.command()(results.export)
 app.command()(results.report)
 app.command()(results.runs)
 app.command()(status.status)
+app.command()(page.view)
 
 
 def _endpoint(text: str) -> tuple[str, int]:

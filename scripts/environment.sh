@@ -8,7 +8,7 @@
 #
 # mlxdist_environment [extras]   makes .venv in the project's folder, installs mlxdist into it (editable, with the given
 #                                extras), looks for OpenBLAS on Linux (and installs it as root; for dev also
-#                                the tools of the tests over ssh), and sets
+#                                the tools of the tests over ssh and a browser), and sets
 #                                  PYTHON               the environment's interpreter, an absolute path
 #                                  PATH                 with the environment's bin in front
 #                                  MLX_DISABLE_COMPILE  1 on a Linux without g++ (mlx compiles its kernels with it)
@@ -164,6 +164,13 @@ _mlxdist_bed() {
         mlxdist_say "The tests over ssh are skipped; they need root, and these are missing:$missing"
 }
 
+# The page of mlxdist view is tested in a real browser (some 110 MB, half a minute).
+_mlxdist_browser() {
+    command -v chromium >/dev/null 2>&1 || command -v google-chrome >/dev/null 2>&1 ||
+        _mlxdist_install "Installing a browser for tests" chromium ||
+        mlxdist_say "The tests of the page in a browser are skipped: apt install chromium"
+}
+
 mlxdist_environment() {
     local extras="${1:-}" root venv stamp
     root="$(_mlxdist_root)" || return 1
@@ -183,7 +190,7 @@ mlxdist_environment() {
     fi
     if [ "$(uname -s)" = Linux ]; then
         _mlxdist_openblas
-        case ",$extras," in *,dev,*) _mlxdist_bed ;; esac
+        case ",$extras," in *,dev,*) _mlxdist_bed && _mlxdist_browser ;; esac
         if ! command -v g++ >/dev/null 2>&1; then
             export MLX_DISABLE_COMPILE=1
         fi

@@ -67,8 +67,11 @@ class Timeline:
         self.add(Mark(name, kind, min(max(done, work.began), now), now, span))
 
     def take(self, since: float) -> dict[str, list[Row]]:
-        """Returns the rows of each node that ended after `since`, the begin of a step; the next step begins empty."""
-        marks = [mark for mark in self._marks if mark.ended >= since]
+        """Returns the rows of each node that ended after `since`, the begin of a step, and losses before it.
+
+        The next step begins empty.
+        """
+        marks = [mark for mark in self._marks if mark.ended >= since or mark.kind == "lost"]
         self._marks.clear()
         found: dict[str, list[Row]] = {}
         for mark in bounded(sorted(marks, key=lambda mark: (mark.node, mark.began, mark.ended))):

@@ -174,13 +174,17 @@ class Fleet:
         return {name: speed for name, speed in speeds.items() if speed}
 
     def node_work(self, since: float) -> dict[str, NodeWork]:
-        """Returns the work of each node that is here, or has worked, in the step that began at `since`."""
+        """Returns the work of each node that is here, or has worked, in the step that began at `since`.
+
+        Tells the news first that came meanwhile: a loss belongs to the step whose work shows it.
+        """
         with self._changed:
+            news = self._take_news()
             rows = self._cluster.timeline.take(since)
             nodes = sorted(self._cluster.nodes.items())
-            return {
+            work = {
                 name: NodeWork(
-                    node.speed.tokens_per_second,
+                    round(node.speed.tokens_per_second, 1),
                     node.peak_bytes / 1e9,
                     node.state.value,
                     rows.get(name, []),
@@ -190,6 +194,9 @@ class Fleet:
                 for name, node in nodes
                 if name in rows or not node.gone
             }
+        for item in news:
+            self._on_news(item)
+        return work
 
     def hosts_and_canaries(self) -> dict[str, tuple[Mapping[str, str], tuple[str, ...]]]:
         """Returns the facts on its host and the digests of the canary, by name, of each node that has answered it."""
@@ -251,7 +258,7 @@ class Fleet:
                     found = look()
                     if found is None and self._thread is not None:
                         self._changed.wait(POLL_SECONDS)
-                news = [self._cluster.news.popleft() for _ in range(len(self._cluster.news))]
+                news = self._take_news()
             for item in news:
                 self._on_news(item)
             if failure is not None:
@@ -260,6 +267,9 @@ class Fleet:
                 return found
             if self._thread is None:
                 self._pump(0.0)
+
+    def _take_news(self) -> list[NodeNews]:
+        return [self._cluster.news.popleft() for _ in range(len(self._cluster.news))]
 
     def _note(self, event: Ended | Printed) -> None:
         match event:
