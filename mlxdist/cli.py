@@ -19,17 +19,35 @@ from mlxdist.commands.options import (
     Changes,
     HostsFile,
     InsecureLan,
+    Models,
     NodeCount,
     RunFile,
     Wait,
     cluster_of,
+    models_folder,
     seconds_of,
 )
 from mlxdist.protocol.errors import MlxdistError, UserError
 from mlxdist.protocol.version import VERSION
 
+
+class _Commands(typer.core.TyperGroup):
+    """Ends a command that is interrupted, and what it has started, with one line."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            from mlxdist.coordinator.launch.ssh import end_children
+
+            end_children()
+            print("mlxdist: interrupted", file=sys.stderr)
+            raise typer.Exit(130) from None
+
+
 app = typer.Typer(
     name="mlxdist",
+    cls=_Commands,
     help="Fine-tune one language model on several Macs at once. The result is that of one machine, only sooner.",
     no_args_is_help=True,
     add_completion=False,
@@ -224,6 +242,7 @@ def node(
         typer.Option(metavar="FILE", help="A file (mode 0600) with this node's secret key and the coordinator's key."),
     ] = None,
     insecure_lan: InsecureLan = False,
+    models: Models = None,
     launched: Annotated[bool, typer.Option("--launched", hidden=True)] = False,
     tag: Annotated[str, typer.Option(hidden=True)] = "",  # shows in a process list whose node it is
 ) -> None:
@@ -242,7 +261,7 @@ def node(
     else:
         host, port = _endpoint(connect)
         own = chosen_keys(KeyStore.of_user(), name, host, coordinator=coordinator, file=keys, insecure_lan=insecure_lan)
-        order = LaunchOrder(host, port, wait_seconds=seconds_of(wait))
+        order = LaunchOrder(host, port, models=models_folder(models), wait_seconds=seconds_of(wait))
         if insecure_lan:
             print(f"mlxdist node: {INSECURE}", file=sys.stderr)
     code, reason = supervise(name, order, launched=launched, keys=own)

@@ -65,6 +65,7 @@ class Supervisor:
         port: int = 0,
         data_port: int = 0,
         model: str = "",
+        models: str = "",
         keys: NodeKeys | None = None,
         clock: Callable[[], float] = time.monotonic,
         strain: Callable[[], Strain] = strain_on_this_mac,
@@ -75,8 +76,9 @@ class Supervisor:
 
         `port` is that of `link`, for messages; `keys` are given to the worker for its own connection. `data_port`: the
         end of a tunnel to the data port; `model`: the model's folder on this host; 0 and "": as the coordinator says.
+        `models`: the folder for models that come from it; "": that of the user.
         """
-        self.data_port, self.model = data_port, model
+        self.data_port, self.model, self.models = data_port, model, models
         self.keys, self.say, self.port = keys, say, port
         self.host_facts = host_facts()  # once: some ask a program of the system, and a node registers twice a second
         self.look, self.strain = strain, strain()
@@ -171,7 +173,9 @@ class Supervisor:
             self.environment = environment
             self.worker = self.start_worker(environment)
         endpoint = join_endpoint(self.host, self.data_port or accept.data_port)
-        order = Order(endpoint, self.name, accept.session, accept.memory_limit_bytes, self.model, self.keys)
+        order = Order(
+            endpoint, self.name, accept.session, accept.memory_limit_bytes, self.model, self.keys, self.models
+        )
         self.worker.order(order)
 
     def _look_at_connection(self) -> None:
@@ -298,6 +302,7 @@ def main(
         port=order.port,
         data_port=order.data_port,
         model=order.model,
+        models=order.models,
         keys=keys,
     )
     with watch(supervisor) if watch is not None else nullcontext():

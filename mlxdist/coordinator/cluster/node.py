@@ -43,6 +43,7 @@ class Worker:
     adapter_version: int = -1  # the newest adapter that was sent, or is on its way
     adapter_here: int = -1  # the newest adapter that has arrived
     has_reference: bool = False  # the reference's adapter was sent, or is on its way
+    wanted_model: bool = False  # it has asked for the model's files
     leaves_done: int = 0
     damaged: int = 0  # vectors in a row that arrived with another hash, in either direction
     cancelled: set[int] = field(default_factory=set)  # attempts that it has not let go of yet

@@ -3,12 +3,13 @@
 up:    VectorOffer -> Credit -> VectorBlock ... VectorEnd -> Received          down: the same, the other way round
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from mlxdist.coordinator.cluster.buffers import BufferPool
 from mlxdist.coordinator.cluster.downloads import Downloads
-from mlxdist.coordinator.cluster.events import Event, NotNeeded, news_of, to_worker
+from mlxdist.coordinator.cluster.events import Event, NotNeeded, Send, news_of, to_worker
 from mlxdist.coordinator.cluster.node import Node
 from mlxdist.coordinator.cluster.nonfinite import refuted
 from mlxdist.coordinator.cluster.scheduler import Scheduler
@@ -32,6 +33,7 @@ class Transfers:
     times: TransferTimes = field(default_factory=TransferTimes)
     uploads: Uploads = field(init=False)
     downloads: Downloads = field(init=False)
+    moved: float = -math.inf  # when the last block of a vector was sent, or came
 
     def __post_init__(self) -> None:
         self.uploads, self.downloads = Uploads(self.pool), Downloads(self.times)
@@ -53,8 +55,9 @@ class Transfers:
         self.times.begin("offer", node.name, offer.stream, now)
         return []
 
-    def block(self, node: Node, message: m.VectorBlock, payload: memoryview) -> list[Event]:
+    def block(self, node: Node, message: m.VectorBlock, payload: memoryview, now: float) -> list[Event]:
         """Takes one block of a partial, and gives the next credit."""
+        self.moved = now
         upto = self.uploads.block(node.name, message.stream, message.index, payload)
         return [to_worker(node, m.Credit(node.session, message.stream, upto))]
 
@@ -138,6 +141,16 @@ class Transfers:
         return [news_of(node, "an adapter arrived damaged there", "sent again"), *again]
 
     # ---- both
+
+    def blocks_down(self, nodes: Mapping[str, Node], now: float) -> Iterator[Send]:
+        """Yields the blocks of vectors that may go to nodes now."""
+        for send in self.downloads.blocks(nodes):
+            self.moved = now
+            yield send
+
+    def quiet(self, now: float, seconds: float) -> bool:
+        """Returns True when no vector is on its way to a node, and no block of one has moved for so many seconds."""
+        return now - self.moved > seconds and not self.times.any_down
 
     def drop(self, name: str) -> None:
         """Forgets what is under way to and from a node whose worker is gone."""

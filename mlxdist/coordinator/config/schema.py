@@ -118,6 +118,7 @@ class MemoryConfig:
     segment_size: Count | Literal["auto", "off"] = "auto"  # layers whose backward runs together; off = whole graph
     head_chunk: Count | Literal["auto"] = "auto"  # positions of the LM head at once
     grad_checkpoint: bool = False  # mlx-lm's own; an error together with segments
+    gated_delta: Literal["chunked", "recurrent"] = "chunked"  # how hybrid models' linear attention is trained
 
 
 @dataclass(frozen=True, kw_only=True)
