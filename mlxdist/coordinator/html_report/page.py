@@ -144,7 +144,7 @@ def tiles_of(run: RunFacts) -> Iterator[Tile]:
         yield Tile("Training loss", f"{series['loss'][-1][1]:.4f}", f"at first {series['loss'][0][1]:.4f}")
     if accuracies := run.vals.get("rewards/accuracies") or series.get("rewards/accuracies"):
         yield Tile(
-            "Accuracy of rewards", f"{100 * accuracies[-1][1]:.0f} %", "last evaluation" if run.vals else "last step"
+            "Reward accuracy", f"{100 * accuracies[-1][1]:.0f} %", "last evaluation" if run.vals else "last step"
         )
     if tokens := series.get("tokens"):
         trained = sum(value for _, value in tokens)
