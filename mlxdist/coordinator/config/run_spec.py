@@ -30,6 +30,7 @@ def run_spec(config: RunConfig) -> m.RunSpec:
         segment_size=0 if isinstance(memory.segment_size, str) else memory.segment_size,
         head_chunk=HEAD_CHUNK if memory.head_chunk == "auto" else memory.head_chunk,
         grad_checkpoint=memory.grad_checkpoint,
+        chunked=memory.gated_delta == "chunked",
         fixed={
             "batch": config.batch.size,
             "grad_accum_steps": config.batch.grad_accum_steps,

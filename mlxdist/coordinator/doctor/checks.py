@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mlxdist.coordinator.fleet.macos import MacSettings
 from mlxdist.coordinator.launch.fault_patterns import LOCAL_NETWORK
 from mlxdist.coordinator.launch.findings import Finding
 from mlxdist.coordinator.sync.files import File
+from mlxdist.macos import MacSettings
 from mlxdist.protocol.budget import format_bytes
 
 Level = Literal["ok", "unknown", "warning", "blocks"]

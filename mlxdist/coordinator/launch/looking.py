@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from mlxdist.coordinator.config.hosts import NodeSpec
-from mlxdist.coordinator.fleet.macos import CHIP, MEMORY, RELEASE
 from mlxdist.coordinator.launch.findings import Finding, finding, talk_finding, version_finding
 from mlxdist.coordinator.launch.quoting import path_word, quote
 from mlxdist.coordinator.launch.ssh import Answer, Target, run, target_of
 from mlxdist.coordinator.launch.workdir import interpreter_of, model_of
+from mlxdist.macos import CHIP, MEMORY, RELEASE
 from mlxdist.protocol.untrusted import quoted
 from mlxdist.protocol.versions import CODE, PACKAGES, versions
 

@@ -1,6 +1,5 @@
 """The files of a model that training needs, found on this machine, fetched from the hub when they are not."""
 
-from fnmatch import fnmatch
 from pathlib import Path
 
 from mlxdist.coordinator.config.paths import no_folder
@@ -8,9 +7,9 @@ from mlxdist.coordinator.launch.workdir import model_name
 from mlxdist.coordinator.memory.model_files import find_model
 from mlxdist.coordinator.sync.files import File
 from mlxdist.protocol.errors import UserError
+from mlxdist.protocol.model_files import SUFFIXES
 
-# No *.py: a model's own code is never run.
-PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.tiktoken", "*.txt", "*.jsonl")
+PATTERNS = tuple(f"*{suffix}" for suffix in SUFFIXES)
 
 
 def model_files(model: str) -> tuple[File, ...]:
@@ -19,7 +18,7 @@ def model_files(model: str) -> tuple[File, ...]:
     A model that is not on this machine yet is fetched from the hub. Raises UserError.
     """
     folder = find_model(model) or _fetched(model)
-    found = [path for path in sorted(folder.iterdir()) if any(fnmatch(path.name, one) for one in PATTERNS)]
+    found = [path for path in sorted(folder.iterdir()) if path.name.endswith(SUFFIXES)]
     return tuple(File.of(f"models/{model_name(model)}/{path.name}", path) for path in found if path.is_file())
 
 

@@ -18,10 +18,12 @@ from mlxdist.coordinator.storage.sealed import read_sealed, seal
 from mlxdist.coordinator.training.moments import Moments
 from mlxdist.protocol.errors import UserError
 from mlxdist.protocol.manifest import Manifest, identity
+from mlxdist.protocol.numerics import SEMANTICS_VERSION
 from mlxdist.protocol.vectors import Vector
 
 FILE, PREVIOUS = "resume.safetensors", "previous.safetensors"
 VERSION = 4
+SEMANTICS = "semantics"  # the key of the version of the rules that fix the bits
 ADAPTER, REFERENCES, VALID_REFERENCES = "adapter", "references", "valid_references"  # the rest are moments
 
 
@@ -70,7 +72,13 @@ def save_state(run: RunFolder, state: State, identity: Mapping[str, object]) -> 
 
     Raises SaveError, and then keeps the old one.
     """
-    about = {"version": VERSION, "step": state.step, "best": asdict(state.best), "eval_rows": state.eval_rows}
+    about = {
+        "version": VERSION,
+        SEMANTICS: SEMANTICS_VERSION,
+        "step": state.step,
+        "best": asdict(state.best),
+        "eval_rows": state.eval_rows,
+    }
     about |= {"elapsed_seconds": state.elapsed_seconds, "saved_forwards": state.references.saved_forwards, **identity}
     references = state.references
     tensors = {ADAPTER: state.adapter, **state.moments.vectors}
