@@ -18,19 +18,19 @@ import signal
 import sys
 import traceback
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mlxdist.coordinator.config.keys import flat, hints
 from mlxdist.coordinator.loggers.scalars import scalars_of
 from mlxdist.coordinator.loggers.services import SERVICES, Opened, Service
-from mlxdist.coordinator.report.event_tail import EventTail
+from mlxdist.coordinator.report.history import EventLines
 from mlxdist.coordinator.storage.run_folder import RunFolder, read_json, write_json
 
-LOOK_SECONDS = 0.5
+LOOK_SECONDS, READ_BYTES = 0.5, 1 << 20
 ALONE_SECONDS = 20  # that are left to a logger whose coordinator is gone
 NICE = 10  # the coordinator goes first
 
@@ -67,14 +67,31 @@ def settings_of(run: RunFolder) -> dict[str, Any]:
     return {key: value for key, value in flat(read_json(run.config)) if key in known}
 
 
-def follow(service: Service, tail: EventTail, place: Place, life: int, tell: int) -> str | None:
+@dataclass
+class Events:
+    """The event file of a run from its begin on, as it grows."""
+
+    path: Path
+    _offset: int = 0  # of the first byte that was not read yet
+    _lines: EventLines = field(default_factory=EventLines)
+
+    def new(self) -> Iterator[dict[str, Any]]:
+        """Yields the events since the last call."""
+        with suppress(FileNotFoundError), self.path.open("rb") as stream:  # missing where the disk is full
+            stream.seek(self._offset)
+            while data := stream.read(READ_BYTES):
+                self._offset += len(data)
+                yield from self._lines.take(data)
+
+
+def follow(service: Service, events: Events, place: Place, life: int, tell: int) -> str | None:
     """Logs events until the run has told its end, or its coordinator is gone. Returns the end's status."""
     while True:
         over = bool(select.select([life], [], [], LOOK_SECONDS)[0])  # before the last events are read
         if over:
             signal.alarm(ALONE_SECONDS)
         status, logged = None, False
-        for event in tail.new():
+        for event in events.new():
             scalars = scalars_of(event)
             if scalars is not None and place.is_new(event["event"], scalars.step):
                 service.log(scalars)
@@ -101,7 +118,7 @@ def main(name: str, folder: str, life: int, tell: int) -> int:
             place = place_of(run.state / f"{name}.json")
             service = SERVICES[name](Opened(run.path, run.path.name, place.id, place.again, settings_of(run)))
             place.save()
-            status = follow(service, EventTail(run.metrics_jsonl), place, life, tell)
+            status = follow(service, Events(run.metrics_jsonl), place, life, tell)
             service.close(succeeded=status == "done")
     except Exception as error:
         traceback.print_exc()
