@@ -104,16 +104,20 @@ class ModelTransfer:
 
     # ---- what nodes say
 
-    def wanted(self, node: Node) -> list[Event]:
-        """Takes a worker's word that its host has no copy. It is told the files as soon as they are listed."""
+    def can_send(self, node: Node) -> bool:
+        """Returns True if a node can be sent the files, and was not told them in this session."""
+        return self.shared and self.files != () and not node.worker.wanted_model
+
+    def wanted(self, node: Node, why: str = NOT_THERE) -> list[Event]:
+        """Notes that a worker's host has no copy, or another one. It is told the files as soon as they are listed."""
         if node.worker.wanted_model:
             raise WireError("it asked for the model twice")
         node.move(NodeEvent.MODEL_WANTED)
         node.worker.wanted_model = True
         self._readers[node.name] = _Reader(node.session)
         if self.files is None and self.shared:
-            return [news_of(node, NOT_THERE, "its files are hashed here, to send them")]
-        return self._told(node, self.files or ())
+            return [news_of(node, why, "its files are hashed here, to send them")]
+        return self._told(node, self.files or (), why)
 
     def block_wanted(self, node: Node, message: m.BlockWanted) -> list[Event]:
         """Takes a request for a block.
@@ -207,7 +211,7 @@ class ModelTransfer:
             told += self._told(nodes[name], self.files)
         return told
 
-    def _told(self, node: Node, files: tuple[m.ModelFile, ...]) -> list[Event]:
+    def _told(self, node: Node, files: tuple[m.ModelFile, ...], why: str = NOT_THERE) -> list[Event]:
         size = sum(file.size for file in files)
         action = f"it gets {size_phrase(size)} from here" if files else "and not here: it looks at the hub"
-        return [to_worker(node, m.ModelFiles(node.session, files)), news_of(node, NOT_THERE, action)]
+        return [to_worker(node, m.ModelFiles(node.session, files)), news_of(node, why, action)]

@@ -36,6 +36,7 @@ class Told:
     said: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=MOST_LINES))  # wall seconds, sentence
     best: Mapping[str, Any] | None = None
     promise: str = ""
+    paused: bool = False  # too few nodes can work
     status: str | None = None
     step: int = 0
     total_steps: int | None = None
@@ -78,6 +79,7 @@ class Told:
                     self.best = event
                 self._say(wall, event)
             case "stage":
+                self.paused = event.get("paused", self.paused)
                 self.redone = Redone(
                     self.redone.steps + event.get("steps_again", 0),
                     self.redone.seconds + event.get("seconds_lost", 0.0),
