@@ -18,6 +18,8 @@ from pathlib import Path
 
 import psutil
 
+from mlxdist.protocol.limits import Heat
+
 ANSWER_SECONDS = 2.0
 
 # Commands for a script; of a login without a terminal, PATH has no /usr/sbin.
@@ -28,6 +30,8 @@ HAS_TOOLS = "/usr/bin/xcode-select -p >/dev/null 2>&1"  # without them, /usr/bin
 IDLE = "/usr/sbin/ioreg -c IOHIDSystem -d 4"  # prints "HIDIdleTime" = nanoseconds, among others
 POWER = "/usr/bin/pmset -g batt"  # prints Now drawing from 'AC Power', or 'Battery Power'
 HEAT = "/usr/bin/pmset -g therm"  # prints CPU_Speed_Limit = 100, on some Macs; no command says the temperature
+PRESSURE = "/usr/bin/notifyutil -g com.apple.system.thermalpressurelevel"  # prints the name, and 0 to 4
+PRESSURES: tuple[Heat, ...] = ("nominal", "moderate", "heavy", "trapping", "sleeping")
 
 FIREWALL = "/usr/libexec/ApplicationFirewall/socketfilterfw"
 UPDATES = "/Library/Preferences/com.apple.SoftwareUpdate"
@@ -130,6 +134,28 @@ def limit_of(printed: str) -> int | None:
     """Returns the limit in the output of HEAT."""
     found = re.search(r"CPU_Speed_Limit\s*=\s*(\d{1,3})\b", printed)
     return int(found[1]) if found else None
+
+
+@dataclass(frozen=True)
+class Strain:
+    """The strain on this machine. `swap_bytes`: of its swap, in use; -1: unknown. `heat`: as macOS calls it."""
+
+    swap_bytes: int = -1
+    heat: Heat = ""
+
+
+def strain_on_this_mac() -> Strain:
+    """Returns how much this machine swaps, and the pressure of its heat."""
+    swap = -1
+    with suppress(OSError, RuntimeError):  # psutil raises either where the system does not say it
+        swap = int(psutil.swap_memory().used)
+    return Strain(swap, heat_of(answer(PRESSURE)) if sys.platform == "darwin" else "")
+
+
+def heat_of(printed: str) -> Heat:
+    """Returns the thermal pressure in the output of PRESSURE."""
+    found = re.fullmatch(r"com\.apple\.system\.thermalpressurelevel ([0-4])\s*", printed)
+    return PRESSURES[int(found[1])] if found else ""
 
 
 def terminals_idle(terminals: Sequence[str], now: float) -> float:

@@ -12,9 +12,11 @@ def check_versions(name: str, mine: Mapping[str, str], theirs: Mapping[str, str]
     """Raises MismatchError for a package that is not of the coordinator's version."""
     for package, version in mine.items():
         if (other := theirs.get(package, "absent")) != version:
+            pins = [f"{each}=={wanted}" for each, wanted in mine.items()]
             raise MismatchError(
                 f"{name} has {package} {quoted(other, 40)}, the coordinator {version}: install the same version there, "
-                f"with: pip install {' '.join(f'{each}=={wanted}' for each, wanted in mine.items())}"
+                f"with: pip install {' '.join(pins)}, or start it with: uvx {' '.join(f'--with {pin}' for pin in pins)}"
+                " --from …, and the rest of its command as before"
             )
 
 

@@ -119,7 +119,7 @@ class Joining:
 
         One from another connection than the worker's does not come here.
         """
-        if node.worker.data == peer and node.state is NodeState.LOADING:
+        if node.worker.data == peer and node.state in (NodeState.LOADING, NodeState.FETCHING):
             return []  # said again while the welcome was on its way
         if node.worker.data is not None:
             return self.members.start_again(node, "its worker connected again", now)
@@ -127,6 +127,10 @@ class Joining:
         node.worker.data = peer
         check_versions(node.name, self.settings.versions, message.versions)
         return [news_of(node, "loading the model"), to_worker(node, m.Welcome(node.session, self.settings.spec))]
+
+    def differs(self, message: m.Loaded) -> bool:
+        """Returns True for other model files than those of the first node."""
+        return self.introduction is not None and message.model_hash != self.introduction.model_hash
 
     def loaded(self, node: Node, message: m.Loaded) -> list[Event]:
         """Takes a worker's description of its model. Raises MismatchError for another model than the first one's."""

@@ -157,14 +157,14 @@ def _model(node: NodeSpec, target: Target, expected: Expected) -> Check:
             "unknown",
             "unknown",
             "its model cannot be compared: this machine does not have it",
-            "Type mlxdist sync --hosts hosts.toml, which fetches it",
+            "Type mlxdist sync --hosts hosts.toml run.toml, which fetches it",
         )
     folder = model_of(node, expected.model)
     files = [File(file.path.name, file.path, file.size, file.sha256) for file in expected.files]
     try:
         return checks.model(model_name(expected.model), differing(target, folder, files), files, folder)
     except NodeError as error:
-        return Check("model", "unknown", "unknown", str(error), "Type mlxdist sync --hosts hosts.toml")
+        return Check("model", "unknown", "unknown", str(error), "Type mlxdist sync --hosts hosts.toml run.toml")
 
 
 def _failed(target: Target, answer: Answer, interpreter: str) -> Finding | None:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+import msgspec
+
 from mlxdist.coordinator.config.hosts import NodeSpec
 from mlxdist.coordinator.fleet.ended import Ended, Printed
 from mlxdist.coordinator.launch.findings import Finding, finding
@@ -133,7 +135,7 @@ class Supervisors:
             ports = [one.output.ports.get(port) for _, port in one.start.forwards]
             if None in ports:
                 return
-            order = LaunchOrder("127.0.0.1", ports[0] or 0, ports[1] or 0, order.model, order.wait_seconds)
+            order = msgspec.structs.replace(order, host="127.0.0.1", port=ports[0], data_port=ports[1])
         assert one.process is not None
         assert one.process.stdin is not None
         with suppress(BrokenPipeError):  # it has ended already, and `watch` says why

@@ -92,7 +92,7 @@ def prepared(
         if not isinstance(facts, HostFacts):
             yield Progress(node.name, "", result=facts, failed=True)
             continue
-        yield Progress(node.name, "downloading, unless it was before")
+        yield Progress(node.name, "downloading what is not on this machine yet")
         wanted = None if node.python else _kit(kits, cache, facts)
         if isinstance(wanted, str):
             yield Progress(node.name, "", result=wanted, failed=True)
@@ -132,7 +132,8 @@ def sync_host(wanted: Wanted) -> Iterator[Progress]:
             f"{format_bytes(SPARE_BYTES)} to spare: free {format_bytes(needed + SPARE_BYTES - facts.free_bytes)} "
             "there, or set workdir to a folder of another volume"
         )
-    yield Progress(name, "copying", 0, total)
+    if missing:
+        yield Progress(name, "copying", 0, total)
     for done in copied(target, workdir, missing, facts.rsync) if missing else ():
         yield Progress(name, "copying", done, total)
     said = [f"{format_bytes(total)} copied"] if missing else []
