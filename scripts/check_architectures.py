@@ -62,7 +62,7 @@ def find(architecture: str) -> Finding:
     if has_gated_delta(model):
         longer = padded_rows(1, (97, 12), (85, 3), VOCABULARY)  # than a chunk of tokens
         _, own = plain_gradient(model, [longer], _loss)
-        events = backward(model, [longer], _loss, head_chunk=8, path=GradientPath(chunked=True))
+        events = backward(model, [longer], _loss, head_chunk=8, path=GradientPath(supervised_head=False, chunked=True))
         chunked = furthest(gathered(events)[1], own)
     path = choose_path(model, segment_size=1)
     if not path.segment_size:
@@ -131,8 +131,9 @@ def _with_states(findings: list[Finding]) -> list[str]:
         "## Layers with a state",
         "",
         "**In chunks of 64 tokens** train the gated-delta layers of these, with the largest relative difference of a "
-        "parameter's gradient from that of mlx-lm's form, token by token. Both are float32, and each is off by about "
-        f"as much: {chunked}. A node compares both forms at the start, and takes mlx-lm's where they differ.",
+        f"parameter's gradient from that of mlx-lm's form, token by token: {chunked}. Both are float32; alone, the "
+        "operation in chunks is within 1e-6 of float64, and within 1e-5 where a token is repeated. A node compares "
+        "both forms at the start, and takes mlx-lm's where they differ.",
         "",
         f"**Token by token** train the layers in these modules of mlx-lm, and models made of them: {slow}. "
         "`mlxdist plan` and the start of a run say so. The state spaces of mamba2, falcon_h1, granitemoehybrid, "
