@@ -3,7 +3,7 @@
 import types
 import typing
 from collections.abc import Iterator
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 from hypothesis import strategies as st
@@ -22,8 +22,12 @@ def example(kind: Any) -> Any:
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return kind(**{field.name: example(field.type) for field in msgspec.structs.fields(kind)})
     inner = get_args(kind)
+    if get_origin(kind) is Literal:
+        return inner[-1]
     if get_origin(kind) is Annotated:
         return example(inner[0])
+    if get_origin(kind) is Literal:
+        return inner[-1]
     if get_origin(kind) is tuple:
         return (example(inner[0]), example(inner[0]))
     if get_origin(kind) is dict:
@@ -46,8 +50,12 @@ def drawn(kind: Any) -> st.SearchStrategy[Any]:
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return st.builds(kind, **{field.name: drawn(field.type) for field in msgspec.structs.fields(kind)})
     inner = get_args(kind)
+    if get_origin(kind) is Literal:
+        return st.sampled_from(inner)
     if get_origin(kind) is Annotated:
         return limited(inner[0], inner[1])
+    if get_origin(kind) is Literal:
+        return st.sampled_from(inner)
     if get_origin(kind) is tuple:
         return st.lists(drawn(inner[0]), max_size=3).map(tuple)
     if get_origin(kind) is dict:

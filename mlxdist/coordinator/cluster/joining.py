@@ -128,6 +128,10 @@ class Joining:
         check_versions(node.name, self.settings.versions, message.versions)
         return [news_of(node, "loading the model"), to_worker(node, m.Welcome(node.session, self.settings.spec))]
 
+    def differs(self, message: m.Loaded) -> bool:
+        """Returns True for other model files than those of the first node."""
+        return self.introduction is not None and message.model_hash != self.introduction.model_hash
+
     def loaded(self, node: Node, message: m.Loaded) -> list[Event]:
         """Takes a worker's description of its model. Raises MismatchError for another model than the first one's."""
         if node.state is not NodeState.LOADING:
