@@ -68,7 +68,7 @@ def command_finding(answer: Answer, interpreter: str) -> Finding | None:
         return Finding(
             "interpreter missing",
             f"there is no Python that its user may run at {quoted(interpreter)}",
-            "Type mlxdist sync --hosts hosts.toml (or launch with --sync), or set python for it in hosts.toml",
+            "Type mlxdist sync --hosts hosts.toml run.toml (or launch with --sync), or set python for it in hosts.toml",
         )
     return None
 
@@ -99,7 +99,7 @@ def version_finding(here: Mapping[str, str], there: Mapping[str, str]) -> Findin
     return Finding(
         "other version",
         f"it has {', '.join(other)}, and the coordinator {wanted}",
-        "Type mlxdist sync --hosts hosts.toml, or launch with --sync",
+        "Type mlxdist sync --hosts hosts.toml run.toml, or launch with --sync",
     )
 
 
