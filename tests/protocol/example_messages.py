@@ -26,6 +26,8 @@ def example(kind: Any) -> Any:
         return inner[-1]
     if get_origin(kind) is Annotated:
         return example(inner[0])
+    if get_origin(kind) is Literal:
+        return inner[-1]
     if get_origin(kind) is tuple:
         return (example(inner[0]), example(inner[0]))
     if get_origin(kind) is dict:
@@ -52,6 +54,8 @@ def drawn(kind: Any) -> st.SearchStrategy[Any]:
         return st.sampled_from(inner)
     if get_origin(kind) is Annotated:
         return limited(inner[0], inner[1])
+    if get_origin(kind) is Literal:
+        return st.sampled_from(inner)
     if get_origin(kind) is tuple:
         return st.lists(drawn(inner[0]), max_size=3).map(tuple)
     if get_origin(kind) is dict:

@@ -78,6 +78,8 @@ class Words:
             return self.rng.choice(inner)
         if origin is Annotated:
             return self._of(inner[0])
+        if origin is Literal:
+            return self.rng.choice((*inner, *TEXTS))
         if origin is tuple:
             return [self._of(inner[0]) for _ in range(self.rng.choice((0, 1, 1, 2, 3, 9)))]
         if origin is dict:
