@@ -17,7 +17,14 @@ from tests.coordinator.view.written_runs import WrittenRun
 from tests.processes.browser import Browser, Chromium, browser, started
 
 pytestmark = pytest.mark.slow
-TIMING = {"copy_factor": 1e9, "suspect_seconds": 30, "dead_seconds": 60}
+# Only the killed node may be lost, however loaded the machine is.
+TIMING = {
+    "copy_factor": 1e9,
+    "suspect_seconds": 60,
+    "dead_seconds": 90,
+    "data_seconds": 90,
+    "progress_seconds": 120,
+}
 SETTINGS = {"train.steps": 100_000, "train.eval_every": 0, "train.save_every": 1000}
 
 
@@ -86,7 +93,8 @@ def test_a_person_sees_a_run_train_lose_a_node_and_end(tmp_path: Path, chromium:
         worker = cluster.worker("mini-2")
         assert worker is not None
         worker.kill()
-        page.locator("#losses .link").click()
+        row = page.locator("#losses tbody tr", has_text="mini-2").first
+        row.locator(".link").click()
         page.wait_for_selector(".lane [data-kind=cross]")
         lane = page.locator(".lane", has=page.locator("[data-kind=cross]"))
         assert lane.locator(".who b").text_content() == "mini-2"
@@ -94,8 +102,6 @@ def test_a_person_sees_a_run_train_lose_a_node_and_end(tmp_path: Path, chromium:
         assert "mini-2 was lost" in sentence
         assert "killed" in sentence
         assert re.search(r"This cost [\d.]+ m?s|It cost no time", sentence)
-        row = page.locator("#losses tbody tr")
-        assert "mini-2" in (row.text_content() or "")
         assert (row.locator("td").last.text_content() or "").endswith("s")  # its cost in seconds
         page.locator("#step-last").click()
         another_step(seen)  # the run goes on, and so does the page

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mlxdist.coordinator.report.event_log import EventLog, Line, event_of
 from mlxdist.coordinator.report.goodput import Redone, StepTime
 from mlxdist.coordinator.storage.run_folder import RunFolder
 from mlxdist.coordinator.view.curve import Curve
-from mlxdist.coordinator.view.event_log import EventLog, Line, event_of
 from mlxdist.coordinator.view.troubles import Trouble, Troubles
 
 MOST_LINES = 200  # of what the run said, the last ones
