@@ -178,6 +178,8 @@ class MemoryNode(MemoryWorker):
                 self.refusal = reason
             case m.Accept(session=session):
                 self.begin(session)
+            case m.Stale(over=True, session=over) if self.session is not None and over == self.session.id:
+                self.register()
             case m.Restart():
                 self.restarts += 1
                 if self.restarts > MOST_RESTARTS:

@@ -14,7 +14,12 @@ from mlxdist.protocol.messages import RunSpec
 from mlxdist.protocol.vectors import BLOCK_ELEMENTS, Vector
 
 # Raised with every change that gives other bits for the same run.
-SEMANTICS_VERSION = 1
+SEMANTICS_VERSION = 2
+
+# Of each version, the change that gives other bits than the one before.
+CHANGES = {
+    2: "the rows of a leaf are packed into one and counted by tokens, and a pair computes its prompt once",
+}
 
 # Set in a worker's environment before it imports mlx. One thread: OpenBLAS gives other bits for another thread count.
 # TF32: an M5 would compute float32 matmuls with 10 bits of mantissa.
@@ -29,6 +34,8 @@ SAME_BITS, TOLERANCE = "same bits", "tolerance"  # what a run promises
 def numerics_id(spec: RunSpec) -> str:
     """Returns a SHA-256 over all that fixes the bits: the spec with its `fixed` values, and the rules of this version.
 
+    All but the packing, on which the nodes agree later.
+
     Both sides compute it, each from its own constants. A worker whose result differs cannot take part in the run.
     """
     rules = {
@@ -36,13 +43,13 @@ def numerics_id(spec: RunSpec) -> str:
         "tree": "largest power of two below",
         "wire": "float32 little-endian",
         "block_elements": BLOCK_ELEMENTS,
-        "leaf_width": "one row unpadded, else 1 + 32k capped",
+        "leaves": "ceil(total / leaf_tokens), longest item into the least filled",
         "dropout_key": "sha256(seed:step:leaf)[:8]",
         "row_reduction": "math.fsum in row order",
         "optimizer": "adamw bias-corrected",
         "environment": WORKER_ENVIRONMENT,
     }
-    spec = msgspec.structs.replace(spec, numerics_id="", model="")
+    spec = msgspec.structs.replace(spec, numerics_id="", model="", packing="", largest_leaf=0)
     document = {"rules": rules, "spec": msgspec.to_builtins(spec)}
     return hashlib.sha256(msgspec.json.encode(document, order="deterministic")).hexdigest()
 
@@ -53,7 +60,7 @@ def dropout_key(seed: int, step: int, leaf: int) -> int:
 
 
 def canary_leaf(vocab_size: int, max_length: int) -> Leaf:
-    """Returns two rows of random tokens, the second one shorter, so that padding is computed too."""
+    """Returns two rows of random tokens, the second one shorter."""
     random = np.random.Generator(np.random.PCG64(8))
     length = min(CANARY_TOKENS, max_length)
     rows = []
@@ -62,7 +69,7 @@ def canary_leaf(vocab_size: int, max_length: int) -> Leaf:
         targets = np.ones(tokens, np.uint8)
         targets[0] = 0
         rows.append(Row(row_id, ids, targets))
-    return Leaf(0, tuple(rows), (length,))
+    return Leaf(0, tuple(rows))
 
 
 def canary_adapter(manifest: Manifest) -> Vector:

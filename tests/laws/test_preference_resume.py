@@ -99,7 +99,7 @@ def test_a_loss_that_is_not_finite_names_its_leaf_and_rows_and_takes_no_step(
     loss: str, model: Path, engines: list[Watched]
 ) -> None:
     rows = pairs(8) if loss == "sigmoid" else labeled((1, 0, 1, 1, 0, 0, 1, 0))
-    case = case_of(loss, replace(BATCH, size=4, micro_size=2), rows=rows)
+    case = case_of(loss, replace(BATCH, size=4, leaf_tokens=60), rows=rows)
     second_leaf = case.order()[1].windows[0][2:]
     row = second_leaf[1]
 
@@ -118,7 +118,7 @@ def test_a_loss_that_is_not_finite_names_its_leaf_and_rows_and_takes_no_step(
 
 
 def test_a_kl_pair_that_is_not_finite_is_named_before_the_reference_point(model: Path, engines: list[Watched]) -> None:
-    case = case_of("kto", replace(BATCH, micro_size=2))
+    case = case_of("kto", replace(BATCH, leaf_tokens=60))
 
     def broken(method: Method) -> State:
         vector = np.full_like(

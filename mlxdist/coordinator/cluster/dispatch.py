@@ -137,7 +137,7 @@ class Dispatch:
             case m.Hello():
                 return self.joining.hello(node, message, peer, now)
             case m.Loaded():
-                return self.joining.loaded(node, message)
+                return self.joining.loaded(node, message, now)
             case m.CanaryAnswer():
                 events = self.joining.canary(node, message)
                 return events if node.held_back else [*events, *downloads.adapters_to(node, now)]

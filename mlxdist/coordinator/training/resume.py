@@ -16,6 +16,8 @@ from mlxdist.coordinator.training.schedule import schedule_phrase, step_learning
 from mlxdist.coordinator.training.state import FILE, PREVIOUS, Best, State, cure, is_over, load_state
 from mlxdist.protocol.errors import UserError
 from mlxdist.protocol.methods import METHODS
+from mlxdist.protocol.numerics import CHANGES, SEMANTICS_VERSION
+from mlxdist.protocol.packing import PACKED
 from mlxdist.protocol.vectors import Vector
 
 REFERENCE, REFERENCE_FILE = "reference", "reference.safetensors"
@@ -35,6 +37,11 @@ class Earlier:
         found: Mapping[str, Any] = self.about.get("settings", {})
         return found
 
+    @property
+    def packing(self) -> str:
+        """The mode in which its nodes packed rows."""
+        return str(self.about.get("packing", PACKED))
+
 
 def earlier_sessions(folder: RunFolder, *, previous: bool = False) -> Earlier | None:
     """Returns the last saved state; None where nothing was saved yet, and the run starts at its first step.
@@ -47,6 +54,20 @@ def earlier_sessions(folder: RunFolder, *, previous: bool = False) -> Earlier | 
     if not previous and not any(path.exists() for path in saved):
         return None
     return Earlier(*load_state(folder, previous=previous), previous)
+
+
+def check_rules(earlier: Earlier, folder: RunFolder) -> None:
+    """Raises UserError where the state was computed under older or newer rules, naming what has changed since."""
+    theirs = int(earlier.about.get("semantics", 1))  # the first ones were not noted
+    if theirs == SEMANTICS_VERSION:
+        return
+    changes = [change for version, change in CHANGES.items() if version > theirs]
+    why = f"since then {'; '.join(changes)}" if changes else "this mlxdist is older"
+    raise UserError(
+        f"{folder.path} was trained under rules {theirs}, and these are rules {SEMANTICS_VERSION}, which give other "
+        f"bits ({why}): resume it with the version of mlxdist that started it, or start a new run from its adapter "
+        "with lora.init_adapter."
+    )
 
 
 def recorded_seconds(folder: RunFolder, after: int) -> dict[int, float]:

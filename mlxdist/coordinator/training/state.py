@@ -18,6 +18,7 @@ from mlxdist.coordinator.storage.sealed import read_sealed, seal
 from mlxdist.coordinator.training.moments import Moments
 from mlxdist.protocol.errors import UserError
 from mlxdist.protocol.manifest import Manifest, identity
+from mlxdist.protocol.numerics import SEMANTICS_VERSION
 from mlxdist.protocol.vectors import Vector
 
 FILE, PREVIOUS = "resume.safetensors", "previous.safetensors"
@@ -81,6 +82,7 @@ def save_state(run: RunFolder, state: State, identity: Mapping[str, object]) -> 
 def identity_of(numerics_id: str, manifest: Manifest, model_hash: str, valid_digest: str) -> dict[str, str]:
     """The things that a state belongs to: rules that fix the bits, adapter tensors, base model, validation rows."""
     return {
+        "semantics": str(SEMANTICS_VERSION),
         "numerics_id": numerics_id,
         "manifest": identity(manifest),
         "model_hash": model_hash,

@@ -17,6 +17,7 @@ from mlxdist.coordinator.storage.sealed import seal
 from mlxdist.coordinator.training.adamw import no_moments
 from mlxdist.coordinator.training.resume import (
     Earlier,
+    check_rules,
     check_same_bits,
     check_same_run,
     continued,
@@ -186,6 +187,19 @@ def test_equal_settings_under_other_rules_are_refused(folder: RunFolder) -> None
     check_same_bits(EARLIER, folder, "1" * 64)
     with pytest.raises(UserError, match=r"numerics_id 111111111111, now 222222222222\).*version of mlxdist"):
         check_same_bits(EARLIER, folder, "2" * 64)
+
+
+def test_a_state_of_older_rules_is_refused_with_what_has_changed_since(folder: RunFolder) -> None:
+    check_rules(EARLIER, folder)
+    first = {key: value for key, value in IDENTITY.items() if key != "semantics"}
+    with pytest.raises(UserError, match=r"rules 1, and these are rules \d.*packed into one.*version of mlxdist"):
+        check_rules(Earlier(STATE, first), folder)
+    with pytest.raises(UserError, match="this mlxdist is older"):
+        check_rules(Earlier(STATE, {**IDENTITY, "semantics": "99"}), folder)
+
+
+def test_the_packing_of_earlier_sessions_is_kept() -> None:
+    assert Earlier(STATE, {**IDENTITY, "packing": "by piece"}).packing == "by piece"
 
 
 def test_the_same_run_goes_on_with_all_that_it_knew(folder: RunFolder) -> None:
