@@ -18,8 +18,10 @@ from mlxdist.protocol.errors import UserError
 
 BROWSE_SECONDS = 4.0
 RESOLVE_SECONDS = 2.0
-AVAHI_SECONDS = 0.5  # within which avahi-publish ends where its daemon does not run
+ENDS_SECONDS = 0.5  # within which a command that announces ends where its daemon does not run
 MOST_FOUND = 64
+# Runs a command until it ends, or standard input does. A command in the background reads nothing, hence the copy, 3.
+ENDS_WITH_INPUT = 'exec 3<&0; "$@" 3<&- & command=$!; (read -r _ <&3; kill "$command") & wait "$command"; kill $!'
 
 
 @dataclass(frozen=True)
@@ -72,13 +74,18 @@ def resolved(printed: str) -> Service | None:
 
 
 def avahi_services(printed: str) -> list[Service]:
-    """Returns the services in the output of `avahi-browse -rp`, by the name of the host."""
+    """Returns the services in the output of `avahi-browse -rp`, by the name of the host.
+
+    A host has a row for each of its addresses: an IPv4 address is taken before others, and a link-local one gets the
+    interface on which it was seen, without which nothing reaches it.
+    """
     rows = [line.split(";") for line in printed.splitlines() if line.startswith("=;")]
     found = {}
-    for row in rows:
-        if len(row) > 8 and row[6] and row[8].isdigit():
+    for row in sorted((row for row in rows if len(row) > 8), key=lambda row: ":" not in row[7]):
+        if row[6] and row[8].isdigit():
             texts = _texts(each.strip('"') for each in ";".join(row[9:]).split('" "'))
-            found[row[6], int(row[8])] = Service(row[6], int(row[8]), {**texts, "address": row[7]})
+            address = f"{row[7]}%{row[1]}" if row[7].lower().startswith("fe80:") else row[7]
+            found[row[6], int(row[8])] = Service(row[6], int(row[8]), {**texts, "address": address})
     return [found[place] for place in sorted(found)]
 
 
@@ -117,30 +124,31 @@ def _by_zeroconf(kind: str) -> list[Service] | None:
 
 @contextmanager
 def announced(kind: str, name: str, port: int, texts: Mapping[str, str], addresses: Sequence[str]) -> Iterator[bool]:
-    """Announces a service while the block lasts. Gives False where nothing here can announce."""
+    """Announces a service while the block lasts, and this process. Gives False where nothing here can announce."""
     words = [f"{key}={value}" for key, value in texts.items()]
-    process = None
+    name = f"{name}-{port}"  # avahi refuses a second service of a name on one machine
     if dns_sd := shutil.which("dns-sd"):
         process = _started([dns_sd, "-R", name, kind, "local", str(port), *words])
     elif avahi := shutil.which("avahi-publish"):
         process = _started([avahi, "-s", name, kind, str(port), *words])
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(AVAHI_SECONDS)
-            process = None
-    if process is None:
-        with _announced_by_zeroconf(kind, name, port, texts, addresses) as there:
-            yield there
-        return
-    try:
-        yield True
-    finally:
-        process.kill()
-        process.wait()
+    else:
+        process = None
+    if process is not None:
+        with process:  # which closes its standard input, and waits
+            try:
+                process.wait(ENDS_SECONDS)
+            except subprocess.TimeoutExpired:
+                yield True
+                return
+    with _announced_by_zeroconf(kind, name, port, texts, addresses) as there:
+        yield there
 
 
 def _started(command: list[str]) -> "subprocess.Popen[bytes]":
+    """Starts a command that ends when its standard input is closed, so also when this process is killed."""
     null = subprocess.DEVNULL
-    return subprocess.Popen(command, stdin=null, stdout=null, stderr=null, start_new_session=True)
+    shell = ["/bin/sh", "-c", ENDS_WITH_INPUT, "sh", *command]
+    return subprocess.Popen(shell, stdin=subprocess.PIPE, stdout=null, stderr=null, start_new_session=True)
 
 
 @contextmanager
@@ -153,8 +161,9 @@ def _announced_by_zeroconf(
         yield False
         return
     packed = [socket.inet_aton(address) for address in addresses if ":" not in address]
-    instance = f"{name}-{port}.{kind}.local."
-    info = ServiceInfo(f"{kind}.local.", instance, port=port, addresses=packed, properties=dict(texts))
+    instance = f"{name}.{kind}.local."
+    host = f"{socket.gethostname().removesuffix('.local')}.local."
+    info = ServiceInfo(f"{kind}.local.", instance, port=port, addresses=packed, properties=dict(texts), server=host)
     try:
         zeroconf = Zeroconf()
     except OSError:  # no network

@@ -4,13 +4,14 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 import typer.core
 
-from mlxdist.commands import begin, clusters, join, results
+from mlxdist.commands import begin, clusters, join, page, results, status
 from mlxdist.commands.keys import key, known_nodes, this_mac
 from mlxdist.commands.open_files import more_open_files
 from mlxdist.commands.options import (
@@ -18,17 +19,35 @@ from mlxdist.commands.options import (
     Changes,
     HostsFile,
     InsecureLan,
+    Models,
     NodeCount,
     RunFile,
     Wait,
     cluster_of,
+    models_folder,
     seconds_of,
 )
 from mlxdist.protocol.errors import MlxdistError, UserError
 from mlxdist.protocol.version import VERSION
 
+
+class _Commands(typer.core.TyperGroup):
+    """Ends a command that is interrupted, and what it has started, with one line."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            from mlxdist.coordinator.launch.ssh import end_children
+
+            end_children()
+            print("mlxdist: interrupted", file=sys.stderr)
+            raise typer.Exit(130) from None
+
+
 app = typer.Typer(
     name="mlxdist",
+    cls=_Commands,
     help="Fine-tune one language model on several Macs at once. The result is that of one machine, only sooner.",
     no_args_is_help=True,
     add_completion=False,
@@ -144,6 +163,9 @@ def launch(
         ),
     ] = None,
     insecure_lan: InsecureLan = False,
+    view: Annotated[
+        bool, typer.Option("--view", help="Show the run in a browser too: the page's address is printed at the start.")
+    ] = False,
     attach: Annotated[
         bool, typer.Option("--attach", help="Watch a run whose coordinator is another Mac ([coordinator] host).")
     ] = False,
@@ -181,17 +203,19 @@ def launch(
             )  # launch itself says which hosts can take part
 
         if away and hosts is not None:
-            from mlxdist.coordinator.launch.viewer import view
+            from mlxdist.coordinator.status import viewer
 
+            if view:
+                raise UserError(f"--view shows runs of this Mac: use mlxdist view on {cluster.coordinator.host}")
             options = [*(["--resume", resume] if resume else []), *(["--insecure-lan"] if insecure_lan else [])]
             options += ["--mixed", mixed] if mixed else []
-            sys.exit(view(config, cluster, hosts, run, set_ or (), options, attach=attach, stop=stop))
+            sys.exit(viewer.view(config, cluster, hosts, run, set_ or (), options, attach=attach, stop=stop))
 
         from mlxdist.coordinator.run import run as train
 
         previous = resume == "previous"
-        sys.exit(
-            train(
+        with page.page_beside(config.output) if view else nullcontext():
+            code = train(
                 config,
                 cluster,
                 resume=resume is not None,
@@ -200,7 +224,7 @@ def launch(
                 insecure_lan=insecure_lan,
                 invite=invite or 0,
             )
-        )
+        sys.exit(code)
 
 
 @app.command()
@@ -218,6 +242,7 @@ def node(
         typer.Option(metavar="FILE", help="A file (mode 0600) with this node's secret key and the coordinator's key."),
     ] = None,
     insecure_lan: InsecureLan = False,
+    models: Models = None,
     launched: Annotated[bool, typer.Option("--launched", hidden=True)] = False,
     tag: Annotated[str, typer.Option(hidden=True)] = "",  # shows in a process list whose node it is
 ) -> None:
@@ -236,7 +261,7 @@ def node(
     else:
         host, port = _endpoint(connect)
         own = chosen_keys(KeyStore.of_user(), name, host, coordinator=coordinator, file=keys, insecure_lan=insecure_lan)
-        order = LaunchOrder(host, port, wait_seconds=seconds_of(wait))
+        order = LaunchOrder(host, port, models=models_folder(models), wait_seconds=seconds_of(wait))
         if insecure_lan:
             print(f"mlxdist node: {INSECURE}", file=sys.stderr)
     code, reason = supervise(name, order, launched=launched, keys=own)
@@ -319,7 +344,10 @@ app.command()(clusters.doctor)
 app.command()(results.evaluate)
 app.command()(results.generate)
 app.command()(results.export)
+app.command()(results.report)
 app.command()(results.runs)
+app.command()(status.status)
+app.command()(page.view)
 
 
 def _endpoint(text: str) -> tuple[str, int]:

@@ -52,6 +52,7 @@ from scripts.local_cluster import machine
 
 PORT = 5555
 TRANSPORTS = ("plain", "curve", "ssh")
+MORE = (0, 3)  # leaves beyond four for each node: none gives one partial per node, three give two or three
 PATIENT = TimingConfig(copy_factor=1000.0, progress_seconds=600.0, dead_seconds=300.0, suspect_seconds=200.0)
 
 
@@ -125,10 +126,10 @@ def equal_shares(nodes: Mapping[str, NodeSeconds], span: Span | None = None) -> 
     return {name: Span(*edge) for name, edge in zip(nodes, pairwise(edges), strict=True) if edge[0] < edge[1]}
 
 
-def measure(bed: Bed, case: Case, steps: int) -> Iterator[Measured]:
-    """Yields a measurement with one partial for each node, and one with three more leaves than that.
+def measure(bed: Bed, case: Case, steps: int, more: Sequence[int] = MORE) -> Iterator[Measured]:
+    """Yields a measurement for each number of leaves: four for each node, and so many `more`.
 
-    Each is a step to warm up, and then `steps` of them.
+    Without more, each node sends one partial. Each measurement is a step to warm up, and then `steps` of them.
     """
     bed.limit(case.mbit)
     names = [mac.name for mac in bed.macs][: case.nodes]
@@ -153,7 +154,7 @@ def measure(bed: Bed, case: Case, steps: int) -> Iterator[Measured]:
         stack.enter_context(nodes(bed, case, names, access))
         fleet.wait_for_nodes(case.nodes, case.nodes, 120)
         number = count()
-        for leaves in (4 * case.nodes, 4 * case.nodes + 3):
+        for leaves in (4 * case.nodes + each for each in more):
             seconds = [one_step(fleet, case, leaves, next(number)) for _ in range(steps + 1)][1:]
             assert cluster.round is not None
             yield summary(case, leaves, seconds, cluster.round.senders)
@@ -190,6 +191,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 2, 3, 4])
     parser.add_argument("--transports", nargs="+", default=TRANSPORTS, choices=TRANSPORTS)
     parser.add_argument("--leaf-seconds", type=float, default=0.25, help="computation of a leaf")
+    parser.add_argument("--more", type=int, nargs="+", default=MORE, help="leaves beyond four for each node")
     parser.add_argument("--steps", type=int, default=3)
     given = parser.parse_args()
     if reason := why_not():
@@ -201,7 +203,7 @@ def main() -> None:
         with cluster_bed(folder / "macs", MACS) as bed:
             for values in product(given.mbit, given.transports, given.megabytes, given.nodes):
                 case = Case(*values, given.leaf_seconds)
-                for measured in measure(bed, case, given.steps):
+                for measured in measure(bed, case, given.steps, given.more):
                     found.append({**asdict(case), **{key: round(value, 3) for key, value in asdict(measured).items()}})
                     print(json.dumps(found[-1]), file=sys.stderr, flush=True)
     print(json.dumps({"machine": machine(), "steps": given.steps, "cases": found}, indent=1))

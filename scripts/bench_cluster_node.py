@@ -16,7 +16,7 @@ import numpy as np
 
 from mlxdist.keys.pair import keys_of_line
 from mlxdist.node.link.addresses import join_endpoint
-from mlxdist.node.link.jobs import ComputeAssignment, ComputeCanary, Job, LoadModel, Partial, Result, Results
+from mlxdist.node.link.jobs import ComputeAssignment, ComputeCanary, Job, JobResults, LoadModel, Partial, Result
 from mlxdist.node.link.sockets import DealerLink
 from mlxdist.node.process import Worker
 from mlxdist.node.supervisor import Supervisor
@@ -36,7 +36,7 @@ class WaitingEngine(Engine):
         super().__init__()
         self.elements, self.leaf_seconds = elements, leaf_seconds
 
-    def perform(self, job: Job, session: m.SessionId, progress: Callable[[str], None]) -> Results:
+    def perform(self, job: Job, session: m.SessionId, progress: Callable[[str], None]) -> JobResults:
         """Yields the results of one job, as the real engine does on the whole graph."""
         match job:
             case LoadModel():

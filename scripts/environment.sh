@@ -8,7 +8,7 @@
 #
 # mlxdist_environment [extras]   makes .venv in the project's folder, installs mlxdist into it (editable, with the given
 #                                extras), looks for OpenBLAS on Linux (and installs it as root; for dev also
-#                                the tools of the tests over ssh), and sets
+#                                the tools of the tests over ssh and of Bonjour, and a browser), and sets
 #                                  PYTHON               the environment's interpreter, an absolute path
 #                                  PATH                 with the environment's bin in front
 #                                  MLX_DISABLE_COMPILE  1 on a Linux without g++ (mlx compiles its kernels with it)
@@ -153,15 +153,24 @@ _mlxdist_openblas() {
         mlxdist_say "OpenBLAS is not installed, so training on this machine's CPU is several times slower: apt install libopenblas0-pthread"
 }
 
-# The tests over ssh run real servers and login shells in network namespaces (scripts/cluster_bed.py), which need root.
+# The tests over ssh run real servers and login shells in network namespaces (scripts/cluster_bed.py), those of joining
+# run avahi there. Both need root.
 _mlxdist_bed() {
     local tool missing=""
-    for tool in ip tc sshd ssh rsync fish csh tcsh zsh; do
+    for tool in ip tc sshd ssh rsync fish csh tcsh zsh avahi-daemon avahi-browse dbus-daemon; do
         PATH="$PATH:/usr/sbin:/sbin" command -v "$tool" >/dev/null 2>&1 || missing="$missing $tool"
     done
     [ -z "$missing" ] ||
-        _mlxdist_install "Installing ssh and shells for tests" iproute2 openssh-server openssh-client rsync fish csh tcsh zsh ||
-        mlxdist_say "The tests over ssh are skipped; they need root, and these are missing:$missing"
+        _mlxdist_install "Installing ssh, shells and avahi for tests" iproute2 openssh-server openssh-client rsync \
+            fish csh tcsh zsh avahi-daemon avahi-utils dbus ||
+        mlxdist_say "Tests over ssh and of Bonjour are skipped; they need root, and these are missing:$missing"
+}
+
+# The page of mlxdist view is tested in a real browser (some 110 MB, half a minute).
+_mlxdist_browser() {
+    command -v chromium >/dev/null 2>&1 || command -v google-chrome >/dev/null 2>&1 ||
+        _mlxdist_install "Installing a browser for tests" chromium ||
+        mlxdist_say "The tests of the page in a browser are skipped: apt install chromium"
 }
 
 mlxdist_environment() {
@@ -183,7 +192,7 @@ mlxdist_environment() {
     fi
     if [ "$(uname -s)" = Linux ]; then
         _mlxdist_openblas
-        case ",$extras," in *,dev,*) _mlxdist_bed ;; esac
+        case ",$extras," in *,dev,*) _mlxdist_bed && _mlxdist_browser ;; esac
         if ! command -v g++ >/dev/null 2>&1; then
             export MLX_DISABLE_COMPILE=1
         fi

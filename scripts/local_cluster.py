@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -61,12 +61,16 @@ class LocalCluster:
         command = ["node", "--connect", f"127.0.0.1:{self.port}", "--name", name, "--wait", "2m"]
         self.nodes[name] = self._start(command, f"{name}.log")
 
-    def launch(self, output: str, settings: Mapping[str, object], *, resume: bool = False) -> "subprocess.Popen[bytes]":
+    def launch(
+        self, output: str, settings: Mapping[str, object], *, resume: bool = False, options: Sequence[str] = ()
+    ) -> "subprocess.Popen[bytes]":
         """Starts a coordinator that trains into `folder`/`output`."""
         pairs = {"output": json.dumps(output), **settings}
         changes = [word for key, value in pairs.items() for word in ("--set", f"{key}={value}")]
         changes += ["--resume"] if resume else []
-        self.coordinator = self._start(["launch", "run.toml", "--hosts", "hosts.toml", *changes], f"{output}.txt")
+        self.coordinator = self._start(
+            ["launch", "run.toml", "--hosts", "hosts.toml", *changes, *options], f"{output}.txt"
+        )
         return self.coordinator
 
     def _start(self, command: list[str], log: str) -> "subprocess.Popen[bytes]":

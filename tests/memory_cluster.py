@@ -12,6 +12,7 @@ from mlxdist.coordinator.cluster.audit import Audit
 from mlxdist.coordinator.cluster.cluster import Cluster
 from mlxdist.coordinator.cluster.events import NodeNews
 from mlxdist.coordinator.fleet.fleet import Fleet
+from mlxdist.coordinator.fleet.model_source import ModelSource
 from mlxdist.coordinator.schedule.assign import NodeSeconds
 from mlxdist.node.link.jobs import Result
 from mlxdist.protocol import messages as m
@@ -36,7 +37,11 @@ class MemoryCluster:
         self.damage_up = self.damage_down = 0  # blocks that are to lose a bit on their way
 
     def coordinate(
-        self, cluster: Cluster, on_news: Callable[[NodeNews], None] = lambda news: None, audit: Audit | None = None
+        self,
+        cluster: Cluster,
+        on_news: Callable[[NodeNews], None] = lambda news: None,
+        audit: Audit | None = None,
+        model: ModelSource | None = None,
     ) -> None:
         """From now on this is the coordinator."""
 
@@ -44,7 +49,9 @@ class MemoryCluster:
             return self.now
 
         self.cluster = cluster
-        self.fleet = Fleet(cluster, self, on_news=on_news, clock=clock, wall=clock, audit=audit, threaded=False)
+        self.fleet = Fleet(
+            cluster, self, on_news=on_news, clock=clock, wall=clock, audit=audit, model=model, threaded=False
+        )
 
     def join(self, engine: Performer, name: str = "", host: Mapping[str, str] | None = None) -> MemoryNode:
         """A new node, which registers."""
@@ -176,7 +183,7 @@ def split_at(cuts: Sequence[int], seconds: Mapping[str, NodeSeconds]) -> dict[st
 
 def _perhaps_damaged(frames: Frames, damage: int) -> tuple[Frames, int]:
     """The frames, with one bit changed if this is a block to damage, and how many blocks are left to damage."""
-    if not damage or is_probe(frames) or not isinstance(decode(frames)[0], m.VectorBlock):
+    if not damage or is_probe(frames) or not isinstance(decode(frames)[0], m.VectorBlock | m.FileBlock):
         return frames, damage
     *head, payload = frames
     return [*head, bytes([*payload[:2], payload[2] ^ 0x40, *payload[3:]])], damage - 1

@@ -8,9 +8,22 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from mlxdist.node.link.jobs import ComputeAssignment, ComputeCanary, Finish, Job, LoadModel, Partial, Result, Results
+from mlxdist.node.link.jobs import (
+    ComputeAssignment,
+    ComputeCanary,
+    FetchModel,
+    Finish,
+    Job,
+    JobResults,
+    LoadModel,
+    Partial,
+    Result,
+    TakeBlock,
+)
 from mlxdist.node.link.session import Session
+from mlxdist.node.work.locate import Locator
 from mlxdist.protocol import messages as m
+from mlxdist.protocol.errors import MlxdistError, UserError
 from mlxdist.protocol.manifest import Manifest
 from mlxdist.protocol.transport import CONTROL, DATA, Trouble
 from mlxdist.protocol.tree import Span, fold_span, subtrees
@@ -80,7 +93,7 @@ class Connects(Protocol):
 class Performer(Protocol):
     """An engine as a worker sees it."""
 
-    def perform(self, job: Job, session: m.SessionId, progress: Callable[[str], None]) -> Results: ...
+    def perform(self, job: Job, session: m.SessionId, progress: Callable[[str], None]) -> JobResults: ...
 
 
 class MemoryWorker:
@@ -90,7 +103,7 @@ class MemoryWorker:
         self.name, self.hub, self.engine = name, hub, engine
         self.session: Session | None = None
         self.wire: Wire | None = None
-        self.results: Results | None = None  # of the job in work
+        self.results: JobResults | None = None  # of the job in work
         self.heard: list[m.Message] = []  # on the data connections, from the first on
         self.leaf_seconds = LEAF_SECONDS
         self.stopped = False
@@ -178,7 +191,7 @@ class MemoryNode(MemoryWorker):
                 self.refusal = reason
             case m.Accept(session=session):
                 self.begin(session)
-            case m.Stale(over=True, session=over) if self.session is not None and over == self.session.id:
+            case m.Stale(over=True):
                 self.register()
             case m.Restart():
                 self.restarts += 1
@@ -201,12 +214,17 @@ class PretendedEngine:
     row_outputs: Callable[[ComputeAssignment, int], Vector]
     fate: Callable[[int], str] = lambda leaf: ""  # of the worker at this leaf of the step: "crash", "nan" or ""
     canary: tuple[str, ...] = CANARY
+    locator: Locator | None = None  # looks for the model, and gets it; None: it is always there
 
-    def perform(self, job: Job, session: m.SessionId, progress: Callable[[str], None]) -> Results:
+    def perform(self, job: Job, session: m.SessionId, progress: Callable[[str], None]) -> JobResults:
         """Yields the results of one job."""
         match job:
-            case LoadModel():
-                yield introduction(session, self.manifest), b""
+            case LoadModel() | FetchModel() | TakeBlock():
+                try:
+                    if self.locator is None or (yield from self.locator.locate(job, session)) is not None:
+                        yield introduction(session, self.manifest), b""
+                except MlxdistError as error:
+                    yield m.Fault(session, "config" if isinstance(error, UserError) else "error", str(error)), b""
             case ComputeCanary():
                 yield m.CanaryAnswer(session, self.canary), b""
             case ComputeAssignment():

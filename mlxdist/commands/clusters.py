@@ -48,7 +48,8 @@ def hosts_init(
     looked = write_hosts(output, names, shlex.split(ssh_options), KeyStore.of_user())
     for one in looked:
         print(f"{one.name}: {one.fault or describe(one.seen)}")
-    print(f"wrote {output}, and a key for each node; next, type: mlxdist sync --hosts {shlex.quote(str(output))}")
+    print(f"wrote {output}, and a key for each node")
+    print(f"next, type: mlxdist sync --hosts {shlex.quote(str(output))} run.toml")
     sys.exit(1 if any(one.fault for one in looked) else 0)
 
 
@@ -64,7 +65,11 @@ def sync(
     from mlxdist.coordinator.config.hosts import load_hosts
 
     cluster = load_hosts(hosts)
-    sys.exit(synced(cluster, model_of(cluster, run, set_), Console(), clean=clean))
+    model = model_of(cluster, run, set_)
+    code = synced(cluster, model, Console(), clean=clean)
+    if not model:
+        print(f"no run is named, so no model was copied: mlxdist sync --hosts {hosts} run.toml does that, too")
+    sys.exit(code)
 
 
 def doctor(
@@ -106,5 +111,7 @@ def synced(cluster: "Hosts", model: str, console: "Console", *, clean: bool) -> 
     from mlxdist.coordinator.sync.downloads import cache_folder
     from mlxdist.coordinator.sync.sync import sync
     from mlxdist.coordinator.sync.view import show
+    from mlxdist.interrupts import interruptible
 
-    return show(sync(cluster, model, cache_folder(os.environ), clean_up=clean), console)
+    with interruptible():  # a closed terminal ends the copies, too
+        return show(sync(cluster, model, cache_folder(os.environ), clean_up=clean), console)

@@ -3,13 +3,14 @@
 import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
 from mlxdist.commands.keys import this_mac
 from mlxdist.commands.open_files import more_open_files
-from mlxdist.commands.options import Wait, seconds_of
+from mlxdist.commands.options import Models, Wait, models_folder, seconds_of
+from mlxdist.keys.exchange import code_of
 from mlxdist.keys.store import KeyStore
 from mlxdist.protocol.errors import UserError
 
@@ -46,6 +47,7 @@ def join(
     again: Annotated[
         bool, typer.Option("--again", help="Ask for a code although keys were exchanged: one side has new ones.")
     ] = False,
+    models: Models = None,
     while_idle: Annotated[
         bool,
         typer.Option("--while-idle", help="Work only after 5 minutes without a touch, and never on battery."),
@@ -68,11 +70,15 @@ def join(
         member = where if isinstance(where, Joined) else None if again else known(store, where, name)
         if member is None:
             assert isinstance(where, Place)
-            member = pair(store, where, name, _read_code)
+            member = pair(store, where, name, lambda: read_code(sys.stdin))
             print(f"keys were exchanged: this Mac is {member.name} there, and needs no code the next time", flush=True)
         print(f"works for {member.place}, as {member.name}; Ctrl-C leaves", flush=True)
-        order = LaunchOrder(member.place.host, member.place.port, wait_seconds=seconds)
-        code, reason = work(member, order, while_idle=while_idle)
+        order = LaunchOrder(member.place.host, member.place.port, models=models_folder(models), wait_seconds=seconds)
+        try:
+            code, reason = work(member, order, while_idle=while_idle)
+        except KeyboardInterrupt:
+            print(f"left {member.place}; `mlxdist join` works for it again", flush=True)
+            raise
     if reason:
         print(f"mlxdist join: {reason}", file=sys.stderr)
     sys.exit(code)
@@ -103,8 +109,26 @@ def work(member: "Joined", order: "LaunchOrder", *, while_idle: bool) -> tuple[i
             return code, reason
 
 
-def _read_code() -> str:
-    """Returns the code that a person types, or the first line of standard input where no person is there."""
-    if sys.stdin.isatty():
-        return str(typer.prompt("The code that the other Mac shows"))
-    return sys.stdin.readline()
+def read_code(source: TextIO) -> str:
+    """Returns the code that a person types at a terminal, asked for until it can be one, or the first line of a file.
+
+    Raises UserError where there is none.
+    """
+    if not source.isatty():
+        if line := source.readline().strip():
+            return line
+        raise UserError(
+            "there is no terminal to ask for the code, and none on standard input: echo CODE | mlxdist join"
+        )
+    while True:
+        print("The code that the other Mac shows: ", end="", flush=True)
+        try:
+            typed = source.readline()
+            return code_of(typed)
+        except UserError as error:
+            if not typed:  # the end of the input
+                raise
+            print(error, flush=True)
+        except KeyboardInterrupt:
+            print(flush=True)  # so that what follows stands on a line of its own
+            raise

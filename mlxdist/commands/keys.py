@@ -45,13 +45,23 @@ def nodes(context: typer.Context) -> None:
 
 
 def node_lines(nodes: Mapping[str, tuple[Known, Sighting | None]]) -> list[str]:
-    """Returns the table of nodes, titles first; nothing where there are none. Times are UTC."""
+    """Returns the table of nodes, titles first; nothing where there are none. Times are UTC, keys begin as shown."""
     rows = [("node", "since", "last seen", "chip", "bits", "tokens/s", "key")]
     for name, (known, seen) in nodes.items():
         seen = seen or Sighting("never")
         speed = f"{seen.tokens_per_second:,.0f}" if seen.tokens_per_second else ""
         last = seen.last[:16].replace("T", " ")
-        rows.append((name, known.since[:10], last, quoted(seen.chip, 40), quoted(seen.bits, 8), speed, known.public))
+        rows.append(
+            (
+                name,
+                known.since[:10],
+                last,
+                quoted(seen.chip, 40),
+                quoted(seen.bits, 8),
+                speed,
+                known.public[:8],
+            )
+        )
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return lines if nodes else []

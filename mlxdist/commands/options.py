@@ -32,9 +32,20 @@ InsecureLan = Annotated[
     ),
 ]
 Wait = Annotated[str, typer.Option(help="The time to wait for a run to start, or to come back: 30s, 10m, 12h.")]
+Models = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER", help="Where a model lies that comes from the coordinator. Default: ~/mlxdist/models."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="The output folder of a run, or its run.toml.")]
 BaseModel = Annotated[str, typer.Option(help="The base model's folder or hub id, where it has moved.")]
+
+
+def models_folder(folder: Path | None) -> str:
+    """Returns the folder for models that come from a coordinator, as a node takes it."""
+    return str(folder.expanduser().absolute()) if folder is not None else ""
 
 
 def cluster_of(hosts: Path | None, nodes: int | None, mixed: Literal["spare", "allow"] | None = None) -> "Hosts":

@@ -68,6 +68,26 @@ def runs(
             raise UserError("give one folder, or: mlxdist runs compare RUN RUN")
 
 
+def report(
+    run: Annotated[list[Path], typer.Argument(metavar="RUN", help="Output folders of runs, or their run.toml.")],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="OUT.HTML", help="The file to write.")] = Path(
+        "report.html"
+    ),
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+) -> None:
+    """Write a run as one self-contained HTML file to send to somebody: curves, checkpoints, nodes, events, settings.
+
+    It holds no secret, no absolute path and no script, and loads nothing. Several runs are also shown over each other.
+    """
+    from datetime import datetime
+
+    from mlxdist.coordinator.config.saved import run_at
+    from mlxdist.coordinator.html_report.write import write_report
+
+    write_report([run_at(each).path for each in run], out, force=force, now=datetime.now())
+    typer.echo(f"The report is in {out}.")
+
+
 def generate(
     run: RunPath,
     prompt: Annotated[list[str] | None, typer.Argument(help="One or more questions.")] = None,

@@ -11,10 +11,15 @@ from mlxdist.coordinator.config.schema import RunConfig
 from mlxdist.coordinator.fleet.access import open_access
 from mlxdist.coordinator.fleet.fleet import Fleet
 from mlxdist.coordinator.launch.roster import look_at_hosts
+from mlxdist.coordinator.loggers.libraries import check_libraries
+from mlxdist.coordinator.loggers.loggers import Loggers
+from mlxdist.coordinator.notify.address import address_of
+from mlxdist.coordinator.notify.notifier import Notifier
 from mlxdist.coordinator.report.display import open_display
 from mlxdist.coordinator.report.follower import Follower
 from mlxdist.coordinator.report.format import count, hours_phrase
 from mlxdist.coordinator.report.reporter import Reporter
+from mlxdist.coordinator.report.sinks import Sink
 from mlxdist.coordinator.report.summary import Ending
 from mlxdist.coordinator.storage.open_run import open_run
 from mlxdist.coordinator.storage.run_folder import RunFolder
@@ -26,7 +31,7 @@ from mlxdist.coordinator.training.startup import Start, announce, closing_senten
 from mlxdist.coordinator.training.state import State, stops_early, take_previous
 from mlxdist.coordinator.training.validation import Validation
 from mlxdist.keys.store import KeyStore
-from mlxdist.protocol.errors import MlxdistError, SaveError
+from mlxdist.protocol.errors import MlxdistError, SaveError, UserError
 
 INTERRUPTED = 130
 
@@ -52,6 +57,8 @@ def run(
 
     Raises MlxdistError, whose `exit_code` is the command's: 1 the run could not go on, 2 nothing was trained.
     """
+    check_libraries(config.train.report_to)
+    address_of(config.train.notify, environ)  # raises for one that cannot be used
     title, report_every = config.output.name, config.train.report_every
     follower = follower or Follower()
     with (
@@ -64,7 +71,7 @@ def run(
         ) as folder,
         open_display(follower.stream or sys.stdout, title=title, report_every=report_every, environ=environ) as display,
     ):
-        report = Reporter(folder, display, clock=clock, listen=follower.listen)
+        report = Reporter(folder, display, clock=clock, listen=follower.listen, sinks=sinks_of(config, folder, environ))
         try:
             if not all(is_local(node.host) for node in hosts.nodes):
                 report.stage("looking at the hosts")
@@ -88,7 +95,22 @@ def run(
             if not report.ended:
                 report.note("interrupted before a step was taken: there is nothing new to save")
             return INTERRUPTED
+        except Exception as error:
+            report.close("" if isinstance(error, UserError) else str(error))
+            raise
+        finally:
+            report.close()
     return 0
+
+
+def sinks_of(config: RunConfig, folder: RunFolder, environ: Mapping[str, str]) -> list[Sink]:
+    """Returns the receivers of the run's events that its configuration asks for."""
+    sinks: list[Sink] = []
+    if config.train.report_to:
+        sinks.append(Loggers(config.train.report_to, folder, environ))
+    if (address := address_of(config.train.notify, environ)) is not None:
+        sinks.append(Notifier(address, config.output.name))
+    return sinks
 
 
 def loop_of(

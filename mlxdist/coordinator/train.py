@@ -80,7 +80,7 @@ def train(run: Run, state: State) -> State:
             elapsed = run.recorded_seconds.get(step.number, state.elapsed_seconds + ended - ended_before)
             stepped = State(adapter, moments, answer.references, state.best, state.eval_rows, elapsed)
 
-            run.report.step(step_report(run, stepped, answer, grad_norm, rate, ended - step_began))
+            run.report.step(step_report(run, stepped, answer, grad_norm, rate, step_began, ended))
             state = evaluated(run, stepped, ended - step_began, run.is_over(stepped))
             run.saver.save_if_due(state, run.is_over(state))
             if run.is_over(state):
@@ -103,9 +103,9 @@ def step_answer(run: Run, step: Step, state: State) -> StepAnswer:
 
 
 def step_report(
-    run: Run, state: State, answer: StepAnswer, grad_norm: float, learning_rate: float, seconds: float
+    run: Run, state: State, answer: StepAnswer, grad_norm: float, learning_rate: float, began: float, ended: float
 ) -> StepReport:
-    """Returns what is told of a step that took `seconds` and ended in `state`."""
+    """Returns what is told of a step, from `began` to `ended`, that made `state`."""
     return StepReport(
         step=state.step,
         total_steps=run.total_steps,
@@ -114,10 +114,11 @@ def step_report(
         learning_rate=learning_rate,
         tokens=supervised_tokens(answer.leaves),
         all_tokens=all_tokens(answer.leaves),
-        seconds=seconds,
+        seconds=ended - began,
         peak_gb=run.fleet.peak_gb(),
         leaves_recomputed=run.fleet.leaves_recomputed(),
         node_speeds=run.fleet.node_speeds(),
+        work=run.fleet.node_work(began),
         advice=run.method.advice(answer.metrics),
         say_memory=run.config.train.report_memory,
         elapsed_seconds=state.elapsed_seconds,

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from mlxdist.node.macos import Use, use_of_this_mac
+from mlxdist.macos import Use, use_of_this_mac
 from mlxdist.protocol.errors import UserError
 
 FREE_SECONDS = 300.0  # without a key or the mouse

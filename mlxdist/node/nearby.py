@@ -41,11 +41,16 @@ def chosen(store: KeyStore, trusted: Sequence[Trusted], found: Sequence[Service]
         return place_of_service(found[0])
     if not trusted and not found:
         raise UserError(f"no run that takes Macs was found in this network: {ASK}")
-    places = [str(place_of_service(service)) for _, service in running] or [each.host for each in trusted]
-    if not trusted:
-        places = [str(place_of_service(service)) for service in found]
-    commands = " | ".join(f"mlxdist join {quoted(place, 80)}" for place in places)
-    raise UserError(f"there are {len(places)} coordinators to choose from, so type one of: {commands}")
+    there_now = [service for _, service in running] if trusted else found
+    choices = [choice(place_of_service(service), service.host) for service in there_now]
+    choices = choices or [choice(Place(each.host)) for each in trusted]
+    raise UserError(f"there are {len(choices)} coordinators to choose from, so type one of: {' | '.join(choices)}")
+
+
+def choice(place: Place, host: str = "") -> str:
+    """Returns the command for one of several coordinators; `host`: its name, where the place is an address."""
+    name = f" ({quoted(host, 80)})" if host not in ("", place.host) else ""
+    return f"mlxdist join {quoted(str(place), 80)}{name}"
 
 
 def place_of_service(service: Service) -> Place:

@@ -70,11 +70,10 @@ def pair(store: KeyStore, place: Place, name: str, read_code: Callable[[], str])
 
     Raises UserError where nothing answers, for a wrong code, and for one that has ended.
     """
-    target = (place.host, (place.port or FIRST_PORT) + OFFSET)
-    with _connected(target):
+    with _connected(place):
         pass  # so that an address without an invitation is told before a person types the code
     side = JoinersSide(code_of(read_code()), node_name(name), store.own_pair().public)
-    with _connected(target) as connection:
+    with _connected(place) as connection:
         try:
             connection.sendall(framed(side.hello))
             connection.sendall(framed(side.proof(receive(connection))))
@@ -97,14 +96,18 @@ def node_name(text: str) -> str:
     return name if NODE_NAME.fullmatch(name) else "mac"
 
 
-def _connected(target: tuple[str, int]) -> socket.socket:
+def _connected(place: Place) -> socket.socket:
+    port = (place.port or FIRST_PORT) + OFFSET
     try:
-        return socket.create_connection(target, ANSWER_SECONDS)
+        return socket.create_connection((place.host, port), ANSWER_SECONDS)
+    except ConnectionRefusedError:
+        given = "" if place.port else ", or it shows another port: give that one too, as HOST:PORT"
+        raise UserError(f"{place} takes no code now: {AGAIN}{given}") from None
     except (OSError, UnicodeError) as error:
-        host, port = target
+        reason = getattr(error, "strerror", None) or error
         raise UserError(
-            f"nothing takes a code at {host} (port {port}: {getattr(error, 'strerror', None) or error}). A code lives "
-            f"five minutes: {AGAIN}. If it shows a port, give it too, as HOST:PORT"
+            f"{quoted(place.host, 80)} cannot be reached ({reason}): compare it with what the other Mac shows. "
+            "Both must be in one network"
         ) from None
 
 

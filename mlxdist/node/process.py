@@ -1,5 +1,6 @@
 """The worker process as its supervisor sees it: its orders, its last lines, its exit. No mlx here."""
 
+import re
 import subprocess
 import sys
 import threading
@@ -18,6 +19,8 @@ TAIL_LINES = 20
 UNSEEN_LINES = 1000  # kept until they can be sent to the coordinator; beyond that the oldest are left out
 LINE_CHARS = 4096  # a longer line is cut into several
 KILL_SECONDS = 5.0  # from the request to end until the worker is killed
+HAS = "mlxdist worker has "  # printed with the bytes of the model that are here, and all of them; not shown either
+HAS_ALL = f"{HAS}0 of 0"
 TAKES = "mlxdist worker takes order "  # printed by a worker with the number of the order; not shown to a person
 COMMAND = ("-u", "-m", "mlxdist.node.worker")  # of the interpreter
 
@@ -31,6 +34,7 @@ class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_limit_bytes: int = 0
     model: str = ""  # the folder of the model on this host; "": as the run says
     keys: NodeKeys | None = None
+    models: str = ""  # the folder for models that come from the coordinator; "": that of the user
 
 
 @dataclass
@@ -46,6 +50,7 @@ class Worker:
     kill_seconds: float = KILL_SECONDS
     given: int = 0  # orders
     taken: int = 0  # the number of the order that it serves
+    fetched: tuple[int, int] | None = None  # bytes of the model that are here, of all; None: it gets none
 
     @classmethod
     def start(cls, environment: Mapping[str, str], command: Sequence[str] = COMMAND) -> "Worker":
@@ -73,6 +78,10 @@ class Worker:
         """Keeps a line that the worker printed."""
         if line.startswith(TAKES) and (number := line.removeprefix(TAKES)).isdecimal():
             self.taken = int(number[:9])
+            return
+        if found := re.fullmatch(HAS + r"(\d{1,15}) of (\d{1,15})", line):
+            here, size = map(int, found.groups())
+            self.fetched = (here, size) if here < size else None
             return
         self.tail.append(line)
         with self.lock:

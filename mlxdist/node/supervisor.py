@@ -18,9 +18,9 @@ from secrets import token_hex
 import psutil
 
 from mlxdist.keys.pair import MOST_LINE, NodeKeys
+from mlxdist.macos import Strain, chip, strain_on_this_mac
 from mlxdist.node.link.addresses import join_endpoint
 from mlxdist.node.link.troubles import sentence_on
-from mlxdist.node.macos import chip
 from mlxdist.node.process import Order, Worker
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.backoff import Backoff
@@ -33,6 +33,7 @@ from mlxdist.protocol.wire import decode, encode, fitted
 REGISTER_SECONDS = 0.5  # between attempts to register
 UNANSWERED_HEARTBEATS = 8  # until the connection counts as dead: by then the coordinator counts this node as dead
 CONNECT_SECONDS = 3.0
+LOOK_SECONDS = 20.0  # between two looks at this machine's swap and heat, for which macOS starts a program
 ASLEEP_SECONDS = 30.0  # between two ticks, which are otherwise a heartbeat or the stop of a worker apart
 
 
@@ -64,8 +65,10 @@ class Supervisor:
         port: int = 0,
         data_port: int = 0,
         model: str = "",
+        models: str = "",
         keys: NodeKeys | None = None,
         clock: Callable[[], float] = time.monotonic,
+        strain: Callable[[], Strain] = strain_on_this_mac,
         start_worker: Callable[[Mapping[str, str]], Worker] = Worker.start,
         say: Callable[[str], None] = lambda text: print(f"mlxdist node: {text}", file=sys.stderr, flush=True),
     ) -> None:
@@ -73,10 +76,12 @@ class Supervisor:
 
         `port` is that of `link`, for messages; `keys` are given to the worker for its own connection. `data_port`: the
         end of a tunnel to the data port; `model`: the model's folder on this host; 0 and "": as the coordinator says.
+        `models`: the folder for models that come from it; "": that of the user.
         """
-        self.data_port, self.model = data_port, model
+        self.data_port, self.model, self.models = data_port, model, models
         self.keys, self.say, self.port = keys, say, port
         self.host_facts = host_facts()  # once: some ask a program of the system, and a node registers twice a second
+        self.look, self.strain = strain, strain()
         self.told: set[Trouble] = set()  # what a person was told, since the last connection
         self.name, self.host, self.link, self.launched = name, host, link, launched
         self.wait_seconds, self.clock, self.start_worker = wait_seconds, clock, start_worker
@@ -87,7 +92,7 @@ class Supervisor:
         self.heartbeat_seconds = REGISTER_SECONDS
         self.heard = self.spoken = clock()
         self.spoken -= REGISTER_SECONDS
-        self.ticked = self.heard
+        self.ticked = self.looked = self.heard
         self.unanswered: float | None = None  # when the first message was sent that has no answer yet
         self.backoff = Backoff()
         self.resting_until: float | None = None  # until when a worker that ended is not started again
@@ -168,7 +173,9 @@ class Supervisor:
             self.environment = environment
             self.worker = self.start_worker(environment)
         endpoint = join_endpoint(self.host, self.data_port or accept.data_port)
-        order = Order(endpoint, self.name, accept.session, accept.memory_limit_bytes, self.model, self.keys)
+        order = Order(
+            endpoint, self.name, accept.session, accept.memory_limit_bytes, self.model, self.keys, self.models
+        )
         self.worker.order(order)
 
     def _look_at_connection(self) -> None:
@@ -218,7 +225,9 @@ class Supervisor:
                 self._rest(now, cause)
         if now - self.spoken >= self.heartbeat_seconds:
             pid, serving = (self.worker.process.pid, self.worker.serving) if self.worker is not None else (0, False)
-            self._send(m.Heartbeat(self.session, pid, serving))
+            if now - self.looked >= LOOK_SECONDS:
+                self.strain, self.looked = self.look(), now
+            self._send(m.Heartbeat(self.session, pid, serving, self.strain.swap_bytes, self.strain.heat))
             self.spoken = now
 
     def _unheard(self) -> str:
@@ -293,6 +302,7 @@ def main(
         port=order.port,
         data_port=order.data_port,
         model=order.model,
+        models=order.models,
         keys=keys,
     )
     with watch(supervisor) if watch is not None else nullcontext():

@@ -17,14 +17,15 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import closing
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from mlxdist.node.link.jobs import Finish, LoadModel, Result
+from mlxdist.node.link.jobs import FetchModel, Finish, LoadModel, Result, TakeBlock
 from mlxdist.node.link.session import Session
 from mlxdist.node.link.sockets import DealerLink
-from mlxdist.node.process import TAKES, Order
+from mlxdist.node.process import HAS, HAS_ALL, TAKES, Order
 from mlxdist.node.work.blas import use_openblas
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.transport import Link
@@ -169,6 +170,9 @@ def serve(
                     if not carrier.deliver(result):
                         break
             carrier.done()
+            if isinstance(job, FetchModel | TakeBlock):
+                fetch = engine.locator.fetch
+                print(f"{HAS}{fetch.have} of {fetch.size}" if fetch is not None else HAS_ALL, flush=True)
     finally:
         carrier.close()
 
@@ -196,6 +200,8 @@ def work(engine: "Engine") -> None:
     for number in count(1):
         order = orders.get()
         print(f"{TAKES}{number}", flush=True)
+        if order.models:
+            engine.locator.models = Path.home() / Path(order.models).expanduser()
         with memory_limits(order.memory_limit_bytes):
             finish = serve(order, orders, engine)
         if finish is not None and finish.refused:

@@ -18,6 +18,7 @@ class LaunchOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     port: Port
     data_port: Port = 0  # where a tunnel leads to the data port; 0: as the coordinator says
     model: ModelName = ""  # a folder on this node's host; "": as the run says
+    models: ModelName = ""  # the folder there for models that come from the coordinator; "": ~/mlxdist/models
     wait_seconds: Seconds = 600.0  # without a word from the coordinator, until the node leaves
 
 

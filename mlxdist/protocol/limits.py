@@ -1,6 +1,6 @@
 """Types of the fields of messages, each with the most that it may hold. A peer that sends more is refused undecoded."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -15,6 +15,8 @@ ModelName = Annotated[str, Meta(max_length=1024)]
 Line = Annotated[str, Meta(max_length=LINE_CHARS)]
 Sentence = Annotated[str, Meta(max_length=SENTENCE_CHARS)]
 Secret = Annotated[str, Meta(max_length=32)]
+
+Heat = Literal["", "nominal", "moderate", "heavy", "trapping", "sleeping"]  # a Mac's thermal pressure; "": unknown
 
 Index = Annotated[int, Meta(ge=-1, lt=2**31)]  # of a step, leaf, attempt, row; -1: none
 Amount = Annotated[int, Meta(ge=-1, lt=2**40)]  # of elements, or bytes

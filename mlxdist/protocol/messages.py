@@ -15,6 +15,7 @@ from mlxdist.protocol.limits import (
     Digests,
     Facts,
     Fixed,
+    Heat,
     Index,
     Lines,
     ModelName,
@@ -71,6 +72,7 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     grad_checkpoint: bool = False  # mlx-lm's checkpointing, on the whole graph
     packing: Word = "packed"  # the mode of protocol/packing.py in which all nodes compute, or the best to be tried
     largest_leaf: Index = 0  # tokens of the largest leaf, at which the packing is checked
+    chunked: bool = False  # gated-delta layers run in chunks of tokens, not token by token
     fixed: Fixed = {}  # what else fixes the bits: batch, order, optimizer
     numerics_id: Name = ""
 
@@ -80,6 +82,14 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
     name: Annotated[str, Meta(max_length=256)]
     shape: Shape
+
+
+class ModelFile(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One file of the run's model, as its coordinator has it: the name, the bytes, their SHA-256 in hex."""
+
+    name: Name
+    size: Amount
+    sha256: Name
 
 
 # ---- CONTROL: supervisor -> coordinator
@@ -97,12 +107,15 @@ class Register(Message, frozen=True):
 class Heartbeat(Message, frozen=True):
     """The supervisor is there, and so is the worker with this pid; 0: it has none.
 
-    `serving`: the worker has taken up this session, so what it does not say is lost on the way.
+    `serving`: the worker has taken up this session, so what it does not say is lost on the way. The rest is for the
+    person who watches the run.
     """
 
     session: SessionId
     worker_pid: Pid
     serving: bool = False
+    swap_bytes: Amount = -1  # of this host's swap that are in use; -1: unknown
+    heat: Heat = ""
 
 
 class WorkerExit(Message, frozen=True):
@@ -179,6 +192,33 @@ class Progress(Message, frozen=True):
     message: Sentence
 
 
+class ModelWanted(Message, frozen=True):
+    """The run's model is not on this node's host: which files does it have?"""
+
+    session: SessionId
+
+
+class BlockWanted(Message, frozen=True):
+    """A request for one block of one of the model's files, by their places; a few may be open at once."""
+
+    session: SessionId
+    file: Index
+    block: Index
+
+
+class BlockTaken(Message, frozen=True):
+    """The receipt of a block that has come. Without it no more are sent: a node that does not read gets few."""
+
+    session: SessionId
+    receipt: Secret
+
+
+class ModelHere(Message, frozen=True):
+    """All files of the model are on this node's host now; the worker loads them."""
+
+    session: SessionId
+
+
 class Loaded(Message, frozen=True):
     """The model is loaded, its packing checked, and it has its LoRA layers, whose tensors the manifest names."""
 
@@ -227,6 +267,26 @@ class Welcome(Message, frozen=True):
 
     session: SessionId
     spec: RunSpec
+
+
+class ModelFiles(Message, frozen=True):
+    """The files of the run's model. None: the coordinator has no copy either."""
+
+    session: SessionId
+    files: Annotated[tuple[ModelFile, ...], Meta(max_length=4096)]
+
+
+class FileBlock(Message, frozen=True):
+    """One block of one of the model's files. Payload: its bytes, 1 MiB, the last one shorter; `digest`: their SHA-256.
+
+    `receipt`: random bits that come back when it was read.
+    """
+
+    session: SessionId
+    file: Index
+    block: Index
+    receipt: Secret
+    digest: Name
 
 
 class Ping(Message, frozen=True):
@@ -384,11 +444,17 @@ AnyMessage = Union[  # noqa: UP007 - msgspec reads the union at run time
     Hello,
     Pong,
     Progress,
+    ModelWanted,
+    BlockWanted,
+    BlockTaken,
+    ModelHere,
     Loaded,
     CanaryAnswer,
     LeafAnswer,
     Fault,
     Welcome,
+    ModelFiles,
+    FileBlock,
     Ping,
     Canary,
     Assignment,

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import msgspec
 import numpy as np
@@ -13,19 +14,23 @@ from mlxdist.protocol.manifest import Manifest
 from mlxdist.protocol.messages import RunSpec
 from mlxdist.protocol.vectors import BLOCK_ELEMENTS, Vector
 
-# Raised with every change that gives other bits for the same run.
+# Raised with every change that gives other bits for the same run; the changes of each version, as clauses.
 SEMANTICS_VERSION = 2
-
-# Of each version, the change that gives other bits than the one before.
-CHANGES = {
-    2: "the rows of a leaf are packed into one and counted by tokens, and a pair computes its prompt once",
-}
+CHANGES: Mapping[int, tuple[str, ...]] = MappingProxyType(
+    {
+        2: (
+            "the gated-delta layers of hybrid models are computed in chunks of tokens",
+            "the rows of a leaf are packed into one and counted by tokens",
+            "a pair computes its prompt once",
+        )
+    }
+)
 
 # Set in a worker's environment before it imports mlx. One thread: OpenBLAS gives other bits for another thread count.
 # TF32: an M5 would compute float32 matmuls with 10 bits of mantissa.
 WORKER_ENVIRONMENT = {"MLX_ENABLE_TF32": "0", "OPENBLAS_NUM_THREADS": "1"}
 
-CANARY_TOKENS = 48
+CANARY_TOKENS = 80  # more than a chunk of a gated-delta layer, so that a state is handed on
 CANARY_TIMES = 3
 
 SAME_BITS, TOLERANCE = "same bits", "tolerance"  # what a run promises

@@ -13,6 +13,7 @@ class NodeState(Enum):
 
     CONNECTING = "connecting"  # the supervisor was admitted, no worker yet
     LOADING = "loading"  # a worker loads the model, then answers the canary
+    FETCHING = "fetching"  # it has no copy of the model, and gets one from the coordinator
     READY = "ready"
     BUSY = "busy"  # has leaves in work
     SUSPECT = "suspect"  # no heartbeat for a while
@@ -24,6 +25,8 @@ class NodeEvent(Enum):
     """The events that move a node's state."""
 
     WORKER_HELLO = "worker hello"
+    MODEL_WANTED = "model wanted"
+    MODEL_HERE = "model here"
     CANARY_ANSWERED = "canary answered"
     ASSIGNED = "assigned"
     FINISHED = "finished"
@@ -37,9 +40,12 @@ class NodeEvent(Enum):
 
 
 _N, _V = NodeState, NodeEvent
+_WITH_WORKER = (_N.LOADING, _N.FETCHING, _N.READY, _N.BUSY, _N.SUSPECT)
 
 NODE_TRANSITIONS: Mapping[tuple[NodeState, NodeEvent], NodeState] = {
     (_N.CONNECTING, _V.WORKER_HELLO): _N.LOADING,
+    (_N.LOADING, _V.MODEL_WANTED): _N.FETCHING,
+    (_N.FETCHING, _V.MODEL_HERE): _N.LOADING,
     (_N.LOADING, _V.CANARY_ANSWERED): _N.READY,
     (_N.READY, _V.ASSIGNED): _N.BUSY,
     (_N.BUSY, _V.ASSIGNED): _N.BUSY,
@@ -49,9 +55,9 @@ NODE_TRANSITIONS: Mapping[tuple[NodeState, NodeEvent], NodeState] = {
     (_N.SUSPECT, _V.HEARD_AGAIN): _N.READY,
     (_N.SUSPECT, _V.HEARD_AGAIN_BUSY): _N.BUSY,
     # A worker that lost its connection starts again in a new session: what it had in work is given to others.
-    **{(state, _V.CONNECTION_LOST): _N.CONNECTING for state in (_N.LOADING, _N.READY, _N.BUSY, _N.SUSPECT)},
-    **{(state, _V.WORKER_EXIT): _N.CONNECTING for state in (_N.CONNECTING, _N.LOADING, _N.READY, _N.BUSY, _N.SUSPECT)},
-    **{(state, _V.LOST): _N.DEAD for state in (_N.CONNECTING, _N.LOADING, _N.READY, _N.BUSY, _N.SUSPECT)},
+    **{(state, _V.CONNECTION_LOST): _N.CONNECTING for state in _WITH_WORKER},
+    **{(state, _V.WORKER_EXIT): _N.CONNECTING for state in (_N.CONNECTING, *_WITH_WORKER)},
+    **{(state, _V.LOST): _N.DEAD for state in (_N.CONNECTING, *_WITH_WORKER)},
     **{(state, _V.BYE): _N.LEFT for state in NodeState},
 }
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from mlxdist.node.link.jobs import ComputeAssignment, Job, Partial, Result, Results
+from mlxdist.node.link.jobs import ComputeAssignment, Job, JobResults, Partial, Result
 from mlxdist.node.process import Order
 from mlxdist.node.work.blas import use_openblas
 from mlxdist.node.worker import _read_orders, serve
@@ -62,7 +62,7 @@ def main() -> None:
     lie = next_lie()
 
     class Hostile(Engine):
-        def perform(self, job: Job, session: m.SessionId, progress: Callable[[str], None]) -> Results:
+        def perform(self, job: Job, session: m.SessionId, progress: Callable[[str], None]) -> JobResults:
             for result in super().perform(job, session, progress):
                 yield wrong(lie, result) if isinstance(job, ComputeAssignment) else result
 

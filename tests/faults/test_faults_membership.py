@@ -201,13 +201,21 @@ def test_a_node_that_joins_during_a_run_takes_part_from_the_next_round_on(
     joiner = nodes.proxies["c"]
     again = nodes.leave_the_rest_to(lambda: "c", STEP)
     joiner.when(UP, a(m.CanaryAnswer), lambda _: again.set())
-    nodes.catch(DOWN, lambda _, message: a(m.Assignment, step=STEP - 1)(message), lambda *_: joiner.online())
+    asked: list[Message] = []  # the assignment during which it connects
+
+    def connect(_: str, seen: Seen) -> None:
+        asked.append(seen.message)
+        joiner.online()
+
+    nodes.catch(DOWN, lambda _, message: a(m.Assignment, step=STEP - 1)(message), connect)
     assert train(config_of(model, folder, "kto"), nodes.port) == 0
     story = told(folder).splitlines()
     assert "c connecting connected" in story
     assert "c ready " in story
-    first = joiner.saw(DOWN, m.Assignment)[0]
-    assert first.step >= STEP
+    first, (round_of_it,) = joiner.saw(DOWN, m.Assignment)[0], asked
+    assert isinstance(round_of_it, m.Assignment)
+    assert first.step >= STEP - 1
+    assert (first.step, first.verb) != (round_of_it.step, round_of_it.verb)
     (offer,) = [offer for offer in joiner.saw(DOWN, m.VectorOffer) if offer.adapter_version == first.adapter_version]
     assert offer.kind == "adapter"
     assert sha(folder) == expected

@@ -1,5 +1,6 @@
 """The split follows the speed of the nodes: a worker that is really throttled gets fewer leaves, and no bit changes."""
 
+import os
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
@@ -22,6 +23,7 @@ pytestmark = [
 
 STEPS, FROM, LAST = 16, 4, 6  # all steps; the first one with the limit; the last ones, which are compared
 LEAVES = 16
+MOST_LOAD = 4.0  # processes that want each core; with more, all workers are as slow as a throttled one
 
 
 def shares(nodes: FaultNodes, name: str) -> dict[int, int]:
@@ -46,6 +48,9 @@ def test_leaves_move_from_a_throttled_worker_to_the_other_one_and_no_bit_changes
             DOWN, a(m.Assignment, step=FROM), lambda _: none(limits.enter_context(throttled(nodes.worker("b").pid)))
         )
         assert train(config("two"), nodes.port, 2) == 0
+    assert sha(tmp_path / "two") == sha(tmp_path / "alone")
+    if os.getloadavg()[0] > MOST_LOAD * (os.cpu_count() or 1):
+        pytest.skip("the bits are equal; this machine is too busy for a comparison of speeds")
     fast, slow = shares(nodes, "a"), shares(nodes, "b")
     late = range(STEPS - LAST + 1, STEPS + 1)
     assert sum(slow[step] for step in late) < LEAVES * LAST / 3, (fast, slow)
@@ -54,4 +59,3 @@ def test_leaves_move_from_a_throttled_worker_to_the_other_one_and_no_bit_changes
     named = told(tmp_path / "two").count("b ready slows the step down")
     assert named <= 1
     assert named or any(slow[step] for step in late)
-    assert sha(tmp_path / "two") == sha(tmp_path / "alone")

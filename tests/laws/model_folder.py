@@ -21,8 +21,13 @@ TEMPLATE = (
 )
 
 
-def llama_folder(folder: Path, *, mixed: bool = False, layers: int = 2, seed: int = 3) -> Path:
-    """Write a random llama. `mixed`: down_proj in 8 bits, the other linear layers in 4, float32 scales."""
+def llama_folder(
+    folder: Path, *, mixed: bool = False, layers: int = 2, seed: int = 3, vocabulary: int = VOCABULARY
+) -> Path:
+    """Write a random llama. `mixed`: down_proj in 8 bits, the other linear layers in 4, float32 scales.
+
+    `vocabulary`: rows of the embedding, also more than there are words, for a larger model.
+    """
     config: dict[str, Any] = {
         "model_type": "llama",
         "hidden_size": 64 if mixed else 32,
@@ -31,7 +36,7 @@ def llama_folder(folder: Path, *, mixed: bool = False, layers: int = 2, seed: in
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "rms_norm_eps": 1e-5,
-        "vocab_size": VOCABULARY,
+        "vocab_size": vocabulary,
         "tie_word_embeddings": False,
     }
     model = llama.Model(llama.ModelArgs.from_dict(config))

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from mlxdist.macos import Use
 from mlxdist.node.idle import is_free, is_used, used_again, wait_until_free
-from mlxdist.node.macos import Use
 from mlxdist.protocol.errors import UserError
 
 FREE, TOUCHED, UNPLUGGED = Use(600.0, False), Use(0.1, False), Use(600.0, True)

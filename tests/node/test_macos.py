@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxdist.node.macos import answer, chip, idle_seconds, linux_chip, on_battery, terminals_idle, use_of_this_mac
+from mlxdist.macos import answer, chip, idle_seconds, linux_chip, on_battery, terminals_idle, use_of_this_mac
 
 CPUINFO = """processor\t: 0
 vendor_id\t: GenuineIntel
@@ -30,9 +30,9 @@ def test_an_unknown_processor_has_no_name(text: str) -> None:
 
 
 def test_a_command_that_fails_or_is_missing_says_nothing() -> None:
-    assert answer((sys.executable, "-c", "print(1); raise SystemExit(3)")) == ""
-    assert answer(("/nowhere/sysctl",)) == ""
-    assert answer((sys.executable, "-c", "print('M4')")) == "M4\n"
+    assert answer(f"{sys.executable} -c 'print(1); raise SystemExit(3)'") == ""
+    assert answer("/nowhere/sysctl") == ""
+    assert answer(f"{sys.executable} -c \"print('M4')\"") == "M4\n"
 
 
 IDLE = """  | +-o IOHIDSystem  <class IOHIDSystem, id 0x1000004a1, registered, matched, active, busy 0, retain 27>

@@ -49,6 +49,19 @@ def test_services_are_read_from_what_avahi_prints() -> None:
     assert mini == Service("mini-1.local", 7550, {"key": "0123456789abcdef", "address": "10.0.0.2"})
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_host_with_addresses_of_both_kinds_is_reached_at_the_one_that_works_everywhere(order: int) -> None:
+    """As avahi-browse of Debian prints a host with both; the rows come in any order."""
+    rows = [
+        '=;eth0;IPv6;mini-1;_mlxdist._tcp;local;mini-1.local;fe80::9848:b2ff:feae:b17f;7550;"key=0123"',
+        '=;eth0;IPv4;mini-1;_mlxdist._tcp;local;mini-1.local;10.78.0.1;7550;"key=0123"',
+    ]
+    (mini,) = avahi_services("\n".join(rows[::order]))
+    assert mini.texts["address"] == "10.78.0.1"
+    (mini,) = avahi_services(rows[0])
+    assert mini.texts["address"] == "fe80::9848:b2ff:feae:b17f%eth0"
+
+
 @pytest.mark.parametrize("printed", ["", "DNSService call failed -65537", "...STARTING...", "=;eth0;;;", "=;" * 12])
 def test_other_output_names_no_service(printed: str) -> None:
     assert instances("_ssh._tcp", printed) == avahi_services(printed) == []
@@ -104,6 +117,12 @@ def test_two_coordinators_in_one_network_are_named_with_the_commands(store: KeyS
         chosen(store, store.coordinators(), both, "x")
     with pytest.raises(UserError, match=r"type one of: mlxdist join a.local \| mlxdist join b.local"):
         chosen(store, store.coordinators(), [], "x")
+
+
+def test_coordinators_that_are_told_by_address_have_their_names_beside_them(store: KeyStore) -> None:
+    both = [Service(name, 7550, {"address": address}) for name, address in (("a.local", "10.0.0.2"), ("b", "b"))]
+    with pytest.raises(UserError, match=r"mlxdist join 10\.0\.0\.2:7550 \(a\.local\) \| mlxdist join b:7550$"):
+        chosen(store, [], both, "x")
 
 
 def test_no_coordinator_at_all_asks_for_the_address(store: KeyStore) -> None:

@@ -375,6 +375,8 @@ FOR_A_WORKER = (
     m.Credit,
     m.Cancel,
     m.Received,
+    m.ModelFiles,
+    m.FileBlock,
     m.Stale,
     m.Reject,
     m.Shutdown,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from mlxdist.node.link.jobs import ComputeCanary, Job, LoadModel, Results
+from mlxdist.node.link.jobs import ComputeCanary, Job, JobResults, LoadModel
 from mlxdist.node.work.engine import Engine
 from mlxdist.protocol import messages as m
 from scripts.local_cluster import free_ports
@@ -23,7 +23,7 @@ from tests.processes.thread_nodes import HERE, Coordinator, ThreadNode, config_o
 class NoModel(Engine):
     """Answers as an engine does, without a model."""
 
-    def perform(self, job: Job, session: m.SessionId, progress: Callable[[str], None]) -> Results:
+    def perform(self, job: Job, session: m.SessionId, progress: Callable[[str], None]) -> JobResults:
         if isinstance(job, LoadModel):
             yield introduction(session), b""
         elif isinstance(job, ComputeCanary):

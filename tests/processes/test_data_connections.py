@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxdist.node.link.jobs import Job, Results
+from mlxdist.node.link.jobs import Job, JobResults
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.transport import CONTROL
 from scripts.local_cluster import free_ports
@@ -75,7 +75,7 @@ def test_a_worker_whose_first_words_are_swallowed_makes_another_connection(model
 class SlowEngine(Loads):
     """An engine that takes a while for each job."""
 
-    def perform(self, job: Job, session: m.SessionId, progress: Callable[[str], None]) -> Results:
+    def perform(self, job: Job, session: m.SessionId, progress: Callable[[str], None]) -> JobResults:
         threading.Event().wait(0.8)
         yield from super().perform(job, session, progress)
 

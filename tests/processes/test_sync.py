@@ -1,9 +1,14 @@
 """`mlxdist sync` on four Macs with a real sshd each: fish, csh with a space in HOME, a shell that talks, no rsync."""
 
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
+from scripts.cluster_bed import MBIT
 from tests.processes.bed_cluster import MADE, NAMES, BedCluster, files_in
 
 pytestmark = pytest.mark.slow
@@ -75,6 +80,41 @@ def test_a_host_that_is_gone_is_named_with_a_cure_and_the_others_go_on(cluster: 
     assert done.returncode == 1
     assert "mini-1: all is there" in done.stdout
     assert "gone: " in done.stdout
+
+
+def test_a_sync_that_is_interrupted_leaves_no_process_here_or_there(cluster: BedCluster, tmp_path: Path) -> None:
+    """mini-3 gets its files through ssh, on a cable that needs minutes for them."""
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(bytes(range(256)) * 40_000)
+    hosts = str(cluster.hosts("slow.toml", {"mini-3": {"python": str(cluster.python)}}))
+    words = [sys.executable, "-um", "mlxdist", "sync", "--hosts", hosts, "--set", f"model={tmp_path}"]
+    cluster.bed.office.slow("mini-3", 1.0)
+    try:
+        with subprocess.Popen(
+            cluster.bed.here(*words),
+            env=cluster.bed.environment,
+            cwd=cluster.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            assert any(line == "mini-3: copying\n" for line in process.stdout)
+            part = cluster.bed.home("mini-3") / "mlxdist" / "models" / tmp_path.name / "model.safetensors.part"
+            while not part.exists():
+                time.sleep(0.05)
+            started = psutil.Process(process.pid).children()
+            assert started
+            process.terminate()
+            assert process.wait() == 130
+            assert process.stderr.read().endswith("mlxdist: interrupted\n")
+        assert psutil.wait_procs(started, timeout=20)[1] == []
+        cluster.bed.limit(MBIT)
+        there = [psutil.Process(pid) for pid in cluster.bed.processes("mini-3")]
+        assert psutil.wait_procs(there, timeout=20)[1] == []
+    finally:
+        cluster.bed.limit(MBIT)
 
 
 def test_clean_removes_old_environments_and_keeps_the_newest(cluster: BedCluster) -> None:

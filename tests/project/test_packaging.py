@@ -54,14 +54,13 @@ def committed() -> str:
 
 def modules_of_folder(folder: Path) -> set[str]:
     """Returns the files of the package with the names that they must have in a wheel."""
-    files = (path for path in (folder / "mlxdist").rglob("*") if path.suffix in {".py", ".typed"})
+    files = (path for path in (folder / "mlxdist").rglob("*") if path.is_file() and path.suffix != ".pyc")
     return {str(path.relative_to(folder)) for path in files}
 
 
 def modules_of_commit() -> set[str]:
     """Returns the same names for the last commit."""
-    names = run("git", "ls-tree", "-r", "--name-only", "HEAD", "mlxdist", cwd=ROOT).split("\n")
-    return {name for name in names if name.endswith((".py", ".typed"))}
+    return set(run("git", "ls-tree", "-r", "--name-only", "HEAD", "mlxdist", cwd=ROOT).split())
 
 
 def modules_of_wheel(wheel: Path) -> set[str]:

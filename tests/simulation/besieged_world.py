@@ -33,7 +33,7 @@ CONTROL_WORDS = (m.Register, m.Heartbeat, m.Heartbeat, m.Heartbeat, m.Log, m.Log
 DATA_WORDS = (
     *(m.VectorOffer, m.VectorBlock, m.VectorEnd) * 3,
     *(m.LeafAnswer, m.Cancel, m.Credit, m.Received, m.Pong, m.Progress, m.Fault) * 2,
-    *(m.Hello, m.Loaded, m.CanaryAnswer),
+    *(m.Hello, m.Loaded, m.CanaryAnswer, m.ModelWanted, m.BlockWanted, m.BlockWanted, m.BlockTaken, m.ModelHere),
 )
 
 
@@ -121,6 +121,9 @@ class Besieged(World):
             "slice_stop": [ELEMENTS],
             "stream": range(1, 6),
             "index": [0, 0, 1],
+            "file": [0, 1, 2],
+            "block": [0, 0, 1],
+            "receipt": [receipt for one in self.cluster.model._readers.values() for receipt in one.unread],
             "kind": ["partial", "partial", "adapter", "error", "config"],
             "name": [LIAR, *NAMES],
             "protocol": [m.PROTOCOL_VERSION],

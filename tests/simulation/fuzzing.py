@@ -4,8 +4,10 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from mlxdist.protocol.errors import WireError
@@ -63,9 +65,10 @@ def fuzz_node(seeds: Iterable[int]) -> dict[str, Any]:
     for seed in seeds:
         with _named(f"node, seed {seed}"):
             words = Words(random.Random(seed), KNOWN)
-            worker = BesiegedWorker(words)
-            for _ in range(PER_WORLD):
-                worker.attack()
+            with TemporaryDirectory(prefix="mlxdist-") as disk, closing(BesiegedWorker(words, Path(disk))) as worker:
+                for _ in range(PER_WORLD):
+                    worker.attack()
+                worker.look_at_disk()
             to_supervisors += besiege_supervisor(words)
         to_workers += worker.sent
         rounds, sessions = rounds + 1, sessions + worker.sessions

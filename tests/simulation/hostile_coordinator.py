@@ -3,22 +3,27 @@
 The laws: only errors of ours leave a handler, and what a session or a supervisor keeps is bounded.
 """
 
+import hashlib
 import random
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from mlxdist.node.link.jobs import Finish, Job
+from mlxdist.node.link.jobs import Finish, Job, TakeBlock
 from mlxdist.node.link.session import MOST_JOBS, MOST_VECTORS, Session
 from mlxdist.node.process import Worker
 from mlxdist.node.supervisor import Supervisor
+from mlxdist.node.work.locate import Locator
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import MlxdistError, WireError
+from mlxdist.protocol.model_files import WINDOW
 from mlxdist.protocol.numerics import WORKER_ENVIRONMENT
 from mlxdist.protocol.transport import CONTROL
 from mlxdist.protocol.untrusted import worker_environment
@@ -33,10 +38,11 @@ from tests.simulation.sim_nodes import ELEMENTS, MANIFEST, numbers_of
 SESSION = m.SessionId("run", 1, "0" * 32)
 TO_WORKERS = (
     *(m.Assignment, m.LeafRows, m.VectorOffer, m.VectorBlock, m.VectorEnd) * 3,
-    *(m.Credit, m.Received, m.Cancel, m.Ping) * 2,
+    *(m.Credit, m.Received, m.Cancel, m.Ping, m.ModelFiles, m.FileBlock) * 2,
     *(m.Welcome, m.Canary, m.Stale),
 )
 TO_SUPERVISORS = (m.Accept, m.Accept, m.HeartbeatAck, m.Restart, m.Stale, m.Shutdown)
+FILE = m.ModelFile("model.safetensors", 5, hashlib.sha256(bytes(5)).hexdigest())
 KNOWN: dict[str, Sequence[Any]] = {
     "session": [["run", 1, "0" * 32]],
     "step": [1],
@@ -59,7 +65,14 @@ KNOWN: dict[str, Sequence[Any]] = {
     "row_ids": [[0], [0, 1]],
     "row_inputs": [{}],
     "over": [False] * 9 + [True],
-    "digest": [digest(np.zeros(ELEMENTS, np.float32))],
+    "digest": [digest(np.zeros(ELEMENTS, np.float32)), FILE.sha256],
+    "files": [[["config.json", 5, FILE.sha256]], [["../x.json", 5, FILE.sha256]], []],
+    "name": ["config.json", "model.safetensors", "../x.json", "/x.json"],
+    "model": ["/nowhere"],
+    "size": [5, 5, 0, 2**39],
+    "sha256": [FILE.sha256],
+    "file": [0, 0, 1],
+    "block": [0, 0, 1],
     "environment": [dict(WORKER_ENVIRONMENT)] * 9 + [{"PATH": "/x"}],
     "worker_pid": [0, 1],
 }
@@ -70,6 +83,7 @@ class BesiegedWorker:
     """A worker's session, which is begun again whenever it ends, and computes what it is asked."""
 
     words: Words
+    disk: Path  # an empty folder
     sent: Counter[str] = field(default_factory=Counter)
     sessions: int = 0
     session: Session = field(init=False)
@@ -80,6 +94,7 @@ class BesiegedWorker:
             MANIFEST,
             gradient=lambda job, leaf: np.zeros(ELEMENTS, np.float32),
             row_outputs=lambda job, leaf: numbers_of(leaf, 1, 0.0, 0.0),
+            locator=Locator(self.disk / "models", margin=0),
         )
         self._begin()
 
@@ -114,7 +129,9 @@ class BesiegedWorker:
     def _plausible(self) -> Iterator[Frames]:
         """Yields what an honest coordinator would say: the model, then adapters and assignments without end."""
         zeros = np.zeros(ELEMENTS, np.float32)
-        yield encode(m.Welcome(SESSION, SPEC))
+        yield encode(m.Welcome(SESSION, msgspec.structs.replace(SPEC, model="/nowhere")))
+        yield encode(m.ModelFiles(SESSION, (FILE,)))
+        yield encode(m.FileBlock(SESSION, 0, 0, "1", FILE.sha256), bytes(5))
         yield encode(m.Canary(SESSION))
         for step in count():
             offer = m.VectorOffer(SESSION, step + 9, "adapter", step, ELEMENTS, slice_stop=ELEMENTS)
@@ -148,6 +165,18 @@ class BesiegedWorker:
         assert len(session._adapters) <= 1
         assert len(session.jobs) + len(session._arriving) <= MOST_JOBS
         assert len(session._cancelled) <= 1
+        assert sum(isinstance(job, TakeBlock) for job in session.jobs) <= WINDOW
+
+    def look_at_disk(self) -> None:
+        """Nothing stands but where models belong, and what is whole has its hash."""
+        for path in (each for each in self.disk.rglob("*") if each.is_file() and each.name != ".lock"):
+            assert path.parent.parent == self.disk / "models", path
+            assert path.suffix == ".part" or path.read_bytes() in (b"", bytes(5)), path
+
+    def close(self) -> None:
+        """Lets go of its files."""
+        assert self.engine.locator is not None
+        self.engine.locator.close()
 
 
 class PretendedWorker(Worker):

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from tests.memory_nodes import Wire
-from tests.simulation.sim_nodes import LIES, MOST_LEAVES, ODD
+from tests.simulation.sim_nodes import BARE, LIES, MOST_LEAVES, ODD
 from tests.simulation.sim_world import World
 
 T = TypeVar("T")
@@ -105,6 +105,11 @@ def a_node_of_another_class_joins(world: World, which: int) -> None:
         world.start(f"{ODD}{world.new_pid()}")
 
 
+def a_node_without_the_model_joins(world: World, which: int) -> None:
+    if len(world.supervisors) < 6:
+        world.start(f"{BARE}{world.new_pid()}")
+
+
 def a_wire_is_cut_upwards(world: World, which: int) -> None:
     for wire in _one(_wires(world), which):
         wire.cut_up = True
@@ -188,6 +193,7 @@ ALL: tuple[Event, ...] = (
     the_next_leaf_of_a_node_is_nan,
     a_worker_gives_a_wrong_answer,
     a_node_of_another_class_joins,
+    a_node_without_the_model_joins,
     a_wire_is_cut_upwards,
     a_wire_is_cut_downwards,
     a_wire_is_cut,
@@ -214,6 +220,7 @@ OFTEN: tuple[Event, ...] = (
     an_adapter_is_damaged,
     a_node_joins,
     a_node_of_another_class_joins,
+    a_node_without_the_model_joins,
     a_node_stops,
     all_go_on,
     the_network_is_restored,

@@ -6,6 +6,7 @@ into one can be read off it.
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -14,6 +15,7 @@ import numpy as np
 from mlxdist.node.link.jobs import ComputeAssignment, Partial, Result
 from mlxdist.node.process import Order, Worker
 from mlxdist.node.supervisor import Supervisor
+from mlxdist.node.work.locate import Locator
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import MismatchError, WireError
@@ -30,6 +32,7 @@ ELEMENTS = MOST_LEAVES + 3
 MANIFEST = manifests.make({"layers.0.lora_a": (ELEMENTS, 1)})
 WAIT_SECONDS = 12 * 3600.0
 ODD = "odd-"  # begins the name of a node of another bit class
+BARE = "bare-"  # begins the name of a node without the model
 LIES = ("nan", "nan outputs", "shape", "no leaf of its own", "no partial")
 
 
@@ -67,11 +70,16 @@ class Surroundings(MemoryCluster, ABC):
     def fate(self, worker: "SimWorker", leaf: int) -> str:
         """The fate of a worker at a leaf: "crash", "nan" or ""."""
 
+    @abstractmethod
+    def models_of(self, node: str) -> Path:
+        """The folder for models on a node's disk."""
+
 
 class SimWorker(MemoryWorker, Worker):
     """A worker as its supervisor and the world see it: it may stop, get slow, or end."""
 
-    def __init__(self, world: Surroundings, name: str) -> None:
+    def __init__(self, world: Surroundings, name: str, models: Path | None = None) -> None:
+        """`models`: its folder for models that come from the coordinator; None: it has the model."""
         self.pid = world.new_pid()
         self.exit: str | None = None
         process = SimpleNamespace(pid=self.pid, poll=lambda: self.exit, stdin=None, stdout=None)
@@ -82,7 +90,9 @@ class SimWorker(MemoryWorker, Worker):
             row_outputs=lambda job, leaf: numbers_of(leaf, *_origin(job)),
             fate=lambda leaf: world.fate(self, leaf),
             canary=("other",) * 3 if name.startswith(ODD) else CANARY,
+            locator=Locator(models, margin=0) if models is not None else None,
         )
+        self.locator = engine.locator
         MemoryWorker.__init__(self, name, world, engine)
         self.slow = False
         self.world = world
@@ -114,6 +124,8 @@ class SimWorker(MemoryWorker, Worker):
         if self.exit is None:
             self.exit = cause
             self.hang_up()
+            if self.locator is not None:
+                self.locator.close()
 
     # ---- what it does
 
@@ -178,6 +190,7 @@ class SimSupervisor(Supervisor):
         self.ahead = 0.0  # seconds by which its clock has jumped
         self.stopped = False
         self.wire = world.connect(CONTROL, f"{name}/{self.pid}".encode())
+        models = world.models_of(f"{name}-{self.pid}") if name.startswith(BARE) else None
         super().__init__(
             name,
             "nowhere",
@@ -185,7 +198,7 @@ class SimSupervisor(Supervisor):
             launched=launched,
             wait_seconds=WAIT_SECONDS,
             clock=lambda: world.now + self.ahead,
-            start_worker=lambda environment: SimWorker(world, name),
+            start_worker=lambda environment: SimWorker(world, name, models),
         )
 
     def turn(self) -> None:

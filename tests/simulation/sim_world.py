@@ -6,24 +6,31 @@ design allows, and none is forgotten; no node is accused of nonsense without cau
 """
 
 import random
+import shutil
+import tempfile
+import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from itertools import count
+from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from mlxdist.coordinator.cluster.membership import MOST_RESTARTS
 from mlxdist.coordinator.config.schema import TimingConfig
+from mlxdist.coordinator.fleet.model_source import ModelSource
 from mlxdist.coordinator.schedule.rounds import Request
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import MlxdistError, NodeError, NonFiniteError
+from mlxdist.protocol.model_files import WINDOW
 from mlxdist.protocol.numerics import SAME_BITS, Promise
 from mlxdist.protocol.states import NodeState
 from mlxdist.protocol.transport import CONTROL, DATA, PROBE, is_probe
 from mlxdist.protocol.tree import Span, TreeSum
 from mlxdist.protocol.vectors import Vector
 from mlxdist.protocol.wire import Frames, decode
-from tests.coordinator.cluster.scripted_node import CANARY, leaf_of, new_cluster, state_of
+from tests.coordinator.cluster.scripted_node import CANARY, SPEC, leaf_of, new_cluster, state_of
 from tests.memory_cluster import Move, SummingCluster, split_at
 from tests.memory_nodes import Wire
 from tests.simulation.sim_nodes import ELEMENTS, SimSupervisor, SimWorker, Surroundings, gradient_of, numbers_of
@@ -34,6 +41,7 @@ TIME_SHARE = 0.04  # of the moves of a flow: a second epoches
 CALM_SECONDS = 900.0  # within which a round ends when nothing is wrong any more: every deadline and wait, several times
 REFERENCE = 7.0
 CRASHES, NONFINITE = 3, 2
+MODEL = {"config.json": 3, "empty.txt": 0, **{f"model-{place}.safetensors": 20 + place for place in range(6)}}  # bytes
 
 
 class World(SummingCluster, Surroundings):
@@ -64,6 +72,11 @@ class World(SummingCluster, Surroundings):
         self.news: list[str] = []
         self.said: list[tuple[str, bytes, m.Message, Frames]] = []
         self.step, self.leaves, self.incarnation, self._pids = 0, 0, 0, 0
+        self.disks = Path(tempfile.mkdtemp(prefix="mlxdist-"))
+        weakref.finalize(self, shutil.rmtree, self.disks, ignore_errors=True)
+        (self.disks / "model").mkdir()
+        for name, size in MODEL.items():
+            (self.disks / "model" / name).write_bytes(bytes(range(size)))
         self.lent: Vector | None = None
         self.in_step = False
         self._begin_incarnation()
@@ -75,8 +88,10 @@ class World(SummingCluster, Surroundings):
     def _begin_incarnation(self) -> None:
         self.incarnation += 1
         timing = TimingConfig(restart_seconds=0.5, progress_seconds=10.0, start_timeout=40.0)
-        changes = {"timing": timing, "min_nodes": self.min_nodes, "launched": self.launched}
-        self.coordinate(new_cluster(incarnation=self.incarnation, **changes))
+        spec = msgspec.structs.replace(SPEC, model=str(self.disks / "of no node"))
+        changes = {"spec": spec, "timing": timing, "min_nodes": self.min_nodes, "launched": self.launched}
+        source = ModelSource(self.disks / "model", self.disks / "hashes.json")
+        self.coordinate(new_cluster(incarnation=self.incarnation, **changes), model=source)
         self.cluster.scheduler.assigner = lambda seconds: split_at(self.cuts, seconds)
         self.cluster.bits.promise = self.promise  # as the folder of the run says
         # The same numbers in every incarnation, so that a session of an earlier one can be taken for one of this.
@@ -171,6 +186,16 @@ class World(SummingCluster, Surroundings):
         self.liars.add(worker.name)
         for leaf in range(span.start, span.stop) if span is not None else ():
             self.nans[leaf].add(worker.pid)
+
+    def models_of(self, node: str) -> Path:
+        """The folder for models on a node's disk."""
+        return self.disks / "nodes" / node
+
+    def close(self) -> None:
+        """Lets go of the files of nodes that get the model."""
+        for worker in self.workers():
+            if worker.locator is not None:
+                worker.locator.close()
 
     # ---- the nodes
 
@@ -466,6 +491,8 @@ class World(SummingCluster, Surroundings):
         mine += len(self.total.held) if self.total is not None else 0
         there = len(uploads._arriving) + (len(current.partials) if current is not None else 0)
         assert uploads.pool.held == mine + there, f"{uploads.pool.held} vectors count as held, {mine + there} are"
+        for reader in self.cluster.model._readers.values():
+            assert len(reader.waiting) + reader.under_way <= WINDOW, "more blocks than a window"
         if self.in_step:
             bound = self.nodes_at_begin + 2 + (self.leaves - 1).bit_length()
             assert uploads.pool.held <= bound, f"{uploads.pool.held} vectors are held, {bound} are allowed"
@@ -490,6 +517,8 @@ class World(SummingCluster, Surroundings):
             return
         assert not self.in_step
         self._until(self._all_work, "not everybody works again")
+        for path in (self.disks / "nodes").glob("*/*/[!.]*"):
+            assert path.suffix == ".part" or path.read_bytes() == bytes(range(MODEL[path.name])), f"{path.name} differs"
 
     def _all_work(self) -> bool:
         names = {one.name for one in self.supervisors}

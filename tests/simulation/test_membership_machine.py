@@ -4,7 +4,7 @@ The world of tests/simulation/sim_world.py looks at the laws after every move; h
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -102,14 +102,17 @@ class Histories(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """All is well again: the step ends, everybody works again, and another step is as if nothing had been."""
-        if not hasattr(self, "world") or self.broken:
+        if not hasattr(self, "world"):
             return
-        self.world.look()
-        self.world.settle()
-        if not self.world.over:
-            self.world.begin_step(MOST_LEAVES)
-            self.world.settle()
-            assert not self.world.over or self.world.launched
+        with closing(self.world) as world:
+            if self.broken:
+                return
+            world.look()
+            world.settle()
+            if not world.over:
+                world.begin_step(MOST_LEAVES)
+                world.settle()
+                assert not world.over or world.launched
 
 
 QUICK = settings(

@@ -9,13 +9,14 @@ from mlxdist.coordinator.cluster.node import Node
 from mlxdist.coordinator.cluster.nonfinite import believed, refuted
 from mlxdist.coordinator.cluster.plausible import check_sums, row_outputs
 from mlxdist.coordinator.cluster.scheduler import Scheduler
+from mlxdist.coordinator.cluster.timeline import leaf_mark
 from mlxdist.coordinator.schedule.rounds import leaf_work
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.tree import Span
 
 
 def leaf_answered(
-    node: Node, message: m.LeafAnswer, payload: memoryview, scheduler: Scheduler, nodes: Mapping[str, Node]
+    node: Node, message: m.LeafAnswer, payload: memoryview, scheduler: Scheduler, nodes: Mapping[str, Node], now: float
 ) -> list[Event]:
     """Keeps the row outputs of a leaf, and measures its node.
 
@@ -39,8 +40,9 @@ def leaf_answered(
     work = leaf_work(leaf)
     scheduler.deadlines.took(*work, message.seconds)
     node.speed.leaf(request.verb, work, message.seconds)
+    mark = leaf_mark(request, assignment, message.leaf, message.seconds, now)
     proves = request.verb == "score" and np.isfinite(outputs).all()  # a gradient's proof is its partial
-    return [*map(NotNeeded, done), *(refuted(current, span, node.name, nodes) if proves else [])]
+    return [mark, *map(NotNeeded, done), *(refuted(current, span, node.name, nodes) if proves else [])]
 
 
 def nonfinite_leaf(node: Node, message: m.Fault, scheduler: Scheduler, nodes: Mapping[str, Node]) -> list[Event]:

@@ -5,7 +5,8 @@
 
 The fleet (coordinator/fleet/fleet.py) carries frames, asks for gradients and fetches partials. The parts: membership
 (which nodes take part), joining (what a worker shows first), scheduler (which node computes what), answers (of leaves),
-transfers (of vectors). Each returns events, and the cluster alone acts on them; dispatch says which message is whose.
+transfers (of vectors), model_transfer (of the model's files). Each returns events, and the cluster alone acts on them;
+dispatch says which message is whose.
 """
 
 from collections import deque
@@ -29,11 +30,13 @@ from mlxdist.coordinator.cluster.events import (
 )
 from mlxdist.coordinator.cluster.joining import Joining
 from mlxdist.coordinator.cluster.membership import Membership
+from mlxdist.coordinator.cluster.model_transfer import QUIET_SECONDS, Answer, ModelTransfer, Reading
 from mlxdist.coordinator.cluster.node import Node, ready
 from mlxdist.coordinator.cluster.offenders import Offenders
 from mlxdist.coordinator.cluster.placement import Assigner
 from mlxdist.coordinator.cluster.scheduler import Scheduler
 from mlxdist.coordinator.cluster.settings import ClusterSettings
+from mlxdist.coordinator.cluster.timeline import Mark, Timeline
 from mlxdist.coordinator.cluster.transfers import Transfers
 from mlxdist.coordinator.schedule.assign import assign
 from mlxdist.coordinator.schedule.rounds import Assignment, Request, Round
@@ -64,8 +67,10 @@ class Cluster:
     joining: Joining = field(init=False)
     scheduler: Scheduler = field(init=False)
     transfers: Transfers = field(default_factory=Transfers)
+    model: ModelTransfer = field(default_factory=ModelTransfer)
     dispatch: Dispatch = field(init=False)
     offenders: Offenders = field(default_factory=Offenders)
+    timeline: Timeline = field(default_factory=Timeline)
     _failure: MlxdistError | None = None
     _outbox: list[Parcel] = field(default_factory=list)
 
@@ -73,7 +78,7 @@ class Cluster:
         self.members, self.scheduler = Membership(self.settings), Scheduler(self.settings, self.assigner)
         self.bits = BitClasses(self.settings)
         self.joining = Joining(self.settings, self.members, self.bits)
-        self.dispatch = Dispatch(self.members, self.joining, self.scheduler, self.transfers, self.offenders)
+        self.dispatch = Dispatch(self.members, self.joining, self.scheduler, self.transfers, self.model, self.offenders)
 
     # ---- what the loop asks
 
@@ -115,6 +120,13 @@ class Cluster:
     def ready(self) -> list[Node]:
         """The nodes that can work, in the order of their names."""
         return ready(self.nodes)
+
+    def fetching(self, patience: float) -> bool:
+        """Returns True while a node gets the model, and has gone on with that within `patience` seconds."""
+        return any(
+            node.state is NodeState.FETCHING and self.now - node.worker.progressed <= patience
+            for node in self.nodes.values()
+        )
 
     def set_adapter(self, version: int, vector: Vector) -> None:
         """Sends a new adapter to every node that will work. `vector` must not change afterwards."""
@@ -178,9 +190,17 @@ class Cluster:
 
     def take_outgoing(self) -> list[Parcel]:
         """The frames to send now."""
-        self._act(self.transfers.downloads.blocks(self.nodes))
+        self._act(self.transfers.blocks_down(self.nodes, self.now))
         outgoing, self._outbox = self._outbox, []
         return outgoing
+
+    def take_readings(self) -> list[Reading]:
+        """Returns what is to be read of the model's files now, for nodes that have no copy."""
+        return self.model.due(self.now, quiet=self.transfers.quiet(self.now, QUIET_SECONDS))
+
+    def model_answered(self, answer: Answer) -> None:
+        """Takes what was read of the model's files."""
+        self._act(self.model.answered(answer, self.nodes, self.now))
 
     def receive(self, parcel: Parcel, now: float) -> None:
         """Takes one message. One that cannot be accepted is answered, and changes nothing."""
@@ -215,7 +235,8 @@ class Cluster:
         for node in list(self.nodes.values()):
             self._act(self.members.check(node, now))
             self._act(self._watch_data(node, now))
-            if self.transfers.uploads.stalled(node.name) and self.scheduler.in_work(node.name) is None:
+            stalled = self.transfers.uploads.stalled(node.name) and self.scheduler.in_work(node.name) is None
+            if stalled or self.model.waits_for_list(node):
                 node.worker.progressed = now  # it waits for us
             if not node.worker.ended and (idle := self.scheduler.stuck(node, now)) is not None:
                 if self.scheduler.busy(node.name) and self.scheduler.in_work(node.name) is None:
@@ -226,10 +247,9 @@ class Cluster:
         self._act(self.scheduler.copy_late(self.nodes, now))
 
     def _watch_data(self, node: Node, now: float) -> list[Event]:
-        loading = node.state is NodeState.LOADING
+        loading = node.state in (NodeState.LOADING, NodeState.FETCHING)
         patience = self.settings.timing.start_timeout if loading else self.scheduler.patience(node)
-        carrying = self.transfers.times.under_way(node.name)
-        return watch_data(self.members, node, now, carrying=carrying, patience=patience)
+        return watch_data(self.members, node, now, carrying=self.dispatch.carrying(node), patience=patience)
 
     def slept(self, gap: float, asleep: float, now: float) -> None:
         """Notes that this process did nothing, for seconds that its clock shows and others that it does not.
@@ -255,9 +275,13 @@ class Cluster:
                     self._outbox.append(Parcel(channel, peer, encode(fitted(message), payload)))
                 case NodeNews():
                     self.news.append(event)
+                case Mark():
+                    self.timeline.add(event)
                 case Lost(node=node):
+                    self.timeline.cut_short(node.name, "lost", self.scheduler.first_of(node.name), self.now)
                     spans = self.scheduler.lost(node.name, event.blame)
                     self.transfers.drop(node.name)
+                    self.model.drop(node.name)
                     self.news.append(news_of(node, event.cause, event.action, spans))
                 case FalseAlarm(name=name):
                     self.scheduler.false_alarm(name)
@@ -271,6 +295,7 @@ class Cluster:
                         )
                 case NotNeeded(assignment=assignment):
                     loser = self.nodes[assignment.node]
+                    self.timeline.cut_short(loser.name, "dropped", assignment, self.now)
                     loser.worker.cancelled.add(assignment.attempt)
                     self._act([to_worker(loser, m.Cancel(loser.session, assignment.attempt))])
                 case Assignment():

@@ -12,9 +12,11 @@ def check_versions(name: str, mine: Mapping[str, str], theirs: Mapping[str, str]
     """Raises MismatchError for a package that is not of the coordinator's version."""
     for package, version in mine.items():
         if (other := theirs.get(package, "absent")) != version:
+            pins = [f"{each}=={wanted}" for each, wanted in mine.items()]
             raise MismatchError(
                 f"{name} has {package} {quoted(other, 40)}, the coordinator {version}: install the same version there, "
-                f"with: pip install {' '.join(f'{each}=={wanted}' for each, wanted in mine.items())}"
+                f"with: pip install {' '.join(pins)}, or start it with: uvx {' '.join(f'--with {pin}' for pin in pins)}"
+                " --from …, and the rest of its command as before"
             )
 
 
@@ -23,7 +25,7 @@ def check_model(name: str, first: m.Loaded, theirs: m.Loaded) -> None:
     if theirs.model_hash != first.model_hash:
         raise MismatchError(
             f"{name} has another model: hash {quoted(theirs.model_hash, 12)}, the run's is {first.model_hash[:12]}; "
-            "copy the same files to it"
+            "copy the same files to it, or remove them there: it then gets them from the coordinator"
         )
     if theirs.manifest != first.manifest:
         what = "; ".join(list(manifests.differences(first.manifest, theirs.manifest))[:3])

@@ -6,6 +6,7 @@ from mlxdist.coordinator.cluster.answers import leaf_answered, nonfinite_leaf
 from mlxdist.coordinator.cluster.events import Event, NodeNews, Send, news_of
 from mlxdist.coordinator.cluster.joining import Joining
 from mlxdist.coordinator.cluster.membership import Membership
+from mlxdist.coordinator.cluster.model_transfer import ModelTransfer
 from mlxdist.coordinator.cluster.node import Node
 from mlxdist.coordinator.cluster.offenders import Offenders
 from mlxdist.coordinator.cluster.scheduler import Scheduler
@@ -28,6 +29,7 @@ class Dispatch:
     joining: Joining
     scheduler: Scheduler
     transfers: Transfers
+    model: ModelTransfer
     offenders: Offenders
 
     def events(self, parcel: Parcel, now: float) -> list[Event]:
@@ -110,7 +112,7 @@ class Dispatch:
         """Takes a message of a worker. Raises StaleError for one of another worker, WireError for nonsense."""
         if node.worker.ended or (node.worker.data is None and not isinstance(message, m.Hello)):
             raise StaleError(f"{type(message).__name__} from another worker than {node.name}'s")
-        node.heard_data(now, carrying=self.transfers.times.under_way(node.name))
+        node.heard_data(now, carrying=self.carrying(node))
         if isinstance(message, m.Pong):  # the connection is there; whether the worker works is another matter
             return []
         progress = self._is_progress(node, message)
@@ -119,23 +121,37 @@ class Dispatch:
             node.worker.progressed = now
         return events
 
+    def carrying(self, node: Node) -> bool:
+        """Returns True while blocks travel to or from a node's worker, of vectors or of the model's files."""
+        return self.transfers.times.under_way(node.name) or self.model.under_way(node.name)
+
     def _is_progress(self, node: Node, message: m.Message) -> bool:
         """True if the message, once it is accepted, is work. What can be repeated without end is none."""
         match message:
             case m.Progress():
                 return node.state is NodeState.LOADING
+            case m.BlockWanted():
+                return self.model.is_new(node.name, message)
             case m.Cancel(attempt=attempt):
                 return attempt in node.worker.cancelled
             case m.Credit(stream=stream, upto=upto):
                 return self.transfers.downloads.is_new(node.name, stream, upto)
             case _:
-                return not isinstance(message, m.Received)
+                return not isinstance(message, m.Received | m.BlockTaken)
 
     def _of_worker(self, node: Node, message: m.Message, payload: memoryview, peer: bytes, now: float) -> list[Event]:
         downloads = self.transfers.downloads
         match message:
             case m.Hello():
                 return self.joining.hello(node, message, peer, now)
+            case m.ModelWanted():
+                return self.model.wanted(node)
+            case m.BlockWanted():
+                return self.model.block_wanted(node, message)
+            case m.BlockTaken():
+                return self.model.block_taken(node, message, now)
+            case m.ModelHere():
+                return self.model.here(node)
             case m.Loaded():
                 return self.joining.loaded(node, message, now)
             case m.CanaryAnswer():
@@ -153,7 +169,7 @@ class Dispatch:
             case m.VectorOffer():
                 return self.transfers.offered(node, message, self.scheduler.current(), self.joining.elements, now)
             case m.VectorBlock():
-                return self.transfers.block(node, message, payload)
+                return self.transfers.block(node, message, payload, now)
             case m.VectorEnd():
                 return self.transfers.ended(node, message, self.scheduler, self.members.nodes, now)
             case m.Credit(stream=stream, upto=upto):
@@ -165,14 +181,14 @@ class Dispatch:
                 raise WireError(f"{type(message).__name__} on the data connection")
 
     def _on_leaf(self, node: Node, message: m.LeafAnswer, payload: memoryview, now: float) -> list[Event]:
-        events = leaf_answered(node, message, payload, self.scheduler, self.members.nodes)
+        events = leaf_answered(node, message, payload, self.scheduler, self.members.nodes, now)
         self.transfers.leaf_answered(node, message.leaf, now)
         return events
 
     def _on_fault(self, node: Node, message: m.Fault) -> list[Event]:
         if message.kind == "nonfinite" and message.leaf >= 0:
             return nonfinite_leaf(node, message, self.scheduler, self.members.nodes)
-        if node.state is NodeState.LOADING:
+        if node.state in (NodeState.LOADING, NodeState.FETCHING):
             kind = ConfigError if message.kind == "config" else NodeError
             return self.members.turn_away(node, kind(f"{node.name}: {sentence(message.message)}"))
         return self.members.restart_worker(node, sentence(message.message))

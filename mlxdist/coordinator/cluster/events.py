@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlxdist.coordinator.cluster.node import Node
+from mlxdist.coordinator.cluster.timeline import Mark
 from mlxdist.coordinator.schedule.rounds import Assignment
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.numerics import Promise
@@ -82,7 +83,7 @@ class NotNeeded:
     assignment: Assignment
 
 
-Event = Send | NodeNews | Lost | FalseAlarm | WrongAnswer | NotNeeded | Assignment
+Event = Send | NodeNews | Lost | FalseAlarm | WrongAnswer | NotNeeded | Assignment | Mark
 
 
 def to_worker(node: Node, message: m.Message, payload: Buffer = b"") -> Send:

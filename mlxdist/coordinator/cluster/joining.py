@@ -126,7 +126,7 @@ class Joining:
 
         One from another connection than the worker's does not come here.
         """
-        if node.worker.data == peer and node.state is NodeState.LOADING:
+        if node.worker.data == peer and node.state in (NodeState.LOADING, NodeState.FETCHING):
             return []  # said again while the welcome was on its way
         if node.worker.data is not None:
             return self.members.start_again(node, "its worker connected again", now)

@@ -102,6 +102,7 @@ class Membership:
         """
         match message:
             case m.Heartbeat(worker_pid=pid, serving=serving):
+                node.swap_bytes, node.heat = message.swap_bytes, message.heat
                 if not serving or node.worker.serving is None:
                     node.worker.serving = node.control.heard if serving else None
                 return [to_supervisor(node, self._standing(node)), *self._look_at_worker(node, pid, leaf)]
@@ -138,7 +139,7 @@ class Membership:
         cause += at_work(cause, leaf, self.settings.spec.segment_size)
         last = "\n".join(f"  | {quoted(line, 1000)}" for line in tail[-TAIL_LINES:])
         with_tail = cause + (f"; its last lines:\n{last}" if last else "")
-        if node.state in (NodeState.CONNECTING, NodeState.LOADING):
+        if node.state in (NodeState.CONNECTING, NodeState.LOADING, NodeState.FETCHING):
             node.early_exits += 1
         if node.early_exits >= EARLY_EXITS:
             return self.turn_away(node, NodeError(f"{node.name}: {with_tail}"))

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from mlxdist.coordinator.schedule.node_speeds import Speed
 from mlxdist.protocol import states
+from mlxdist.protocol.limits import Heat
 from mlxdist.protocol.messages import SessionId
 from mlxdist.protocol.states import NODE_TRANSITIONS, NodeEvent, NodeState
 
@@ -42,6 +43,7 @@ class Worker:
     adapter_version: int = -1  # the newest adapter that was sent, or is on its way
     adapter_here: int = -1  # the newest adapter that has arrived
     has_reference: bool = False  # the reference's adapter was sent, or is on its way
+    wanted_model: bool = False  # it has asked for the model's files
     leaves_done: int = 0
     damaged: int = 0  # vectors in a row that arrived with another hash, in either direction
     cancelled: set[int] = field(default_factory=set)  # attempts that it has not let go of yet
@@ -62,6 +64,8 @@ class Node:
     wrong_answers: tuple[float, ...] = ()  # when its worker was restarted for one, lately
     speed: Speed = field(default_factory=Speed)
     peak_bytes: int = 0
+    swap_bytes: int = -1  # of its host's swap, in use; -1: unknown
+    heat: Heat = ""
     early_exits: int = 0  # workers in a row that ended before they were ready
     lost_pid: int = 0  # of the worker that it had when it was lost
     kill_requested: int = 0  # the pid of a worker that the supervisor was told to end

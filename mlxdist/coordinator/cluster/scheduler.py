@@ -57,6 +57,10 @@ class Scheduler:
         """The leaf that this node computes now."""
         return self.round.in_work(name) if self.round is not None else None
 
+    def first_of(self, name: str) -> Assignment | None:
+        """The assignment that this node works on, or whose partial it sends."""
+        return next(iter(self.round.of(name)), None) if self.round is not None else None
+
     def begin(self, request: Request) -> Round:
         """Begins the next round: all of it is pending."""
         assert self.round is None or self.round.complete, "one round at a time"

@@ -3,15 +3,17 @@
 up:    VectorOffer -> Credit -> VectorBlock ... VectorEnd -> Received          down: the same, the other way round
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from mlxdist.coordinator.cluster.buffers import BufferPool
 from mlxdist.coordinator.cluster.downloads import Downloads
-from mlxdist.coordinator.cluster.events import Event, NotNeeded, news_of, to_worker
+from mlxdist.coordinator.cluster.events import Event, NotNeeded, Send, news_of, to_worker
 from mlxdist.coordinator.cluster.node import Node
 from mlxdist.coordinator.cluster.nonfinite import refuted
 from mlxdist.coordinator.cluster.scheduler import Scheduler
+from mlxdist.coordinator.cluster.timeline import Mark
 from mlxdist.coordinator.cluster.uploads import DamagedError, Uploads
 from mlxdist.coordinator.schedule.node_speeds import TransferTimes
 from mlxdist.coordinator.schedule.rounds import Round
@@ -31,6 +33,7 @@ class Transfers:
     times: TransferTimes = field(default_factory=TransferTimes)
     uploads: Uploads = field(init=False)
     downloads: Downloads = field(init=False)
+    moved: float = -math.inf  # when the last block of a vector was sent, or came
 
     def __post_init__(self) -> None:
         self.uploads, self.downloads = Uploads(self.pool), Downloads(self.times)
@@ -52,8 +55,9 @@ class Transfers:
         self.times.begin("offer", node.name, offer.stream, now)
         return []
 
-    def block(self, node: Node, message: m.VectorBlock, payload: memoryview) -> list[Event]:
+    def block(self, node: Node, message: m.VectorBlock, payload: memoryview, now: float) -> list[Event]:
         """Takes one block of a partial, and gives the next credit."""
+        self.moved = now
         upto = self.uploads.block(node.name, message.stream, message.index, payload)
         return [to_worker(node, m.Credit(node.session, message.stream, upto))]
 
@@ -77,6 +81,10 @@ class Transfers:
         if message.grew:  # what left while its last leaf still computed costs the step nothing
             since_credit = max(min(since_credit, since_offer - message.grew), LEAST_SECONDS)
         node.speed.sent_up(since_credit)
+        sent = now - since_credit
+        marks = [Mark(node.name, "up", sent, now, Span(offer.start, offer.stop))]
+        if now - since_offer < sent:
+            marks.insert(0, Mark(node.name, "room", now - since_offer, sent, marks[0].span))
         current, span = scheduler.current(), Span(offer.start, offer.stop)
         if not finite and current.misses(offer.attempt, span):
             self.pool.give_back(vector)
@@ -88,7 +96,7 @@ class Transfers:
             raise
         node.silences = 0
         received = to_worker(node, m.Received(node.session, message.stream, whole=True))
-        return [received, *map(NotNeeded, done), *refuted(current, span, node.name, nodes)]
+        return [*marks, received, *map(NotNeeded, done), *refuted(current, span, node.name, nodes)]
 
     def leaf_answered(self, node: Node, leaf: int, now: float) -> None:
         """Times the partials that end with this leaf from now on: until now they waited for it."""
@@ -124,7 +132,7 @@ class Transfers:
             node.speed.sent_down(seconds)
             worker.damaged = 0
             worker.adapter_here = max(worker.adapter_here, version)
-            return []
+            return [Mark(node.name, "down", now - seconds, now)]
         if not worker.has_reference and worker.adapter_version < 0:
             raise WireError("no adapter was sent to it")
         self._count_damage(node)
@@ -133,6 +141,16 @@ class Transfers:
         return [news_of(node, "an adapter arrived damaged there", "sent again"), *again]
 
     # ---- both
+
+    def blocks_down(self, nodes: Mapping[str, Node], now: float) -> Iterator[Send]:
+        """Yields the blocks of vectors that may go to nodes now."""
+        for send in self.downloads.blocks(nodes):
+            self.moved = now
+            yield send
+
+    def quiet(self, now: float, seconds: float) -> bool:
+        """Returns True when no vector is on its way to a node, and no block of one has moved for so many seconds."""
+        return now - self.moved > seconds and not self.times.any_down
 
     def drop(self, name: str) -> None:
         """Forgets what is under way to and from a node whose worker is gone."""

@@ -56,6 +56,8 @@ def allowed(hint: Any) -> str:
         return ", or ".join(map(allowed, _choices(hint)))
     if origin is Literal:
         return any_of(args)
+    if origin is tuple and get_origin(args[0]) is Literal:
+        return f"a list of {any_of(get_args(args[0]))}"
     if origin is tuple and args[-1] is Ellipsis:
         return 'a list of texts, like ["one", "two"]'
     if origin is tuple:

@@ -15,7 +15,7 @@ from mlxdist.coordinator.config.keys import build, flat, hints, nested, tables
 from mlxdist.coordinator.config.overrides import parse_overrides
 from mlxdist.coordinator.config.paths import BadPathError, absolute, resolve_path
 from mlxdist.coordinator.config.rules import Broken, broken_rules
-from mlxdist.coordinator.config.schema import RunConfig
+from mlxdist.coordinator.config.schema import SECRET, RunConfig
 from mlxdist.coordinator.config.toml_file import TomlFile, raise_faults, read_toml
 from mlxdist.coordinator.config.unknown_keys import nearest, unknown_key, unknown_table
 from mlxdist.protocol.errors import ConfigError
@@ -132,7 +132,7 @@ def check_values(given: GivenValues) -> dict[str, Any]:
         except BadPathError as error:
             given.fault(key, f"= {shown(value)} {error}")
         except ValueError as error:
-            given.fault(key, f"= {shown(value)}: {error}")
+            given.fault(key, f"{error}" if key in SECRET else f"= {shown(value)}: {error}")
     for key, meaning in NEEDED.items():
         name = key.removesuffix(".path")
         if key not in values and given.faulty.isdisjoint({key, name}):

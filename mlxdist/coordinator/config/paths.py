@@ -7,6 +7,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from mlxdist.coordinator.config.unknown_keys import nearest
+
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 
@@ -37,6 +39,13 @@ def _model(text: str, base: Path) -> str:
             f"leads to {path}, where there is no folder; a hub id looks like mlx-community/Qwen3-4B-4bit"
         )
     return text
+
+
+def no_folder(model: str) -> str:
+    """Returns the beginning of a sentence on a model that is no folder here, with the folder that may be meant."""
+    path = Path(model)
+    near = nearest(path.name, [other.name for other in path.parent.glob("*/")]) if "/" in model else None
+    return f"there is no such folder{f' (did you mean {path.parent / near}?)' if near else ''}"
 
 
 def _data(text: str, base: Path) -> str:

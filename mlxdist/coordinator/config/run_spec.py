@@ -36,6 +36,7 @@ def run_spec(config: RunConfig, *, packing: str = PACKED, largest_leaf: int = 0)
         grad_checkpoint=memory.grad_checkpoint,
         packing=packing,
         largest_leaf=largest_leaf,
+        chunked=memory.gated_delta == "chunked",
         fixed={
             "batch": config.batch.size,
             "grad_accum_steps": config.batch.grad_accum_steps,

@@ -23,6 +23,7 @@ Positive = Annotated[float, Meta(gt=0)]
 NotNegative = Annotated[float, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]  # 0 and 1 included
 Part = Annotated[float, Meta(ge=0, lt=1)]  # 1 excluded
+LoggerName = Literal["tensorboard", "wandb", "trackio"]
 
 WARMUP_SHARE = 0.1  # of the run, for warmup_steps = "auto"
 
@@ -105,6 +106,8 @@ class TrainConfig:
     best_by: Literal["loss", "rewards/accuracies", "rewards/margins"] = "loss"  # value that picks the best
     early_stop_evals: CountOrOff = 0  # stop after N evaluations without a better one; 0 = off
     report_memory: bool = False  # peak memory of every node in each report
+    report_to: tuple[LoggerName, ...] = ()  # services that get the metrics, see loggers/
+    notify: str = field(default="", repr=False)  # address that is told of the end and of troubles; "" = none. A secret
     audit: Share = 0.0  # share of the leaves computed on a second node too, and compared; 0 = none
 
 
@@ -115,6 +118,7 @@ class MemoryConfig:
     segment_size: Count | Literal["auto", "off"] = "auto"  # layers whose backward runs together; off = whole graph
     head_chunk: Count | Literal["auto"] = "auto"  # positions of the LM head at once
     grad_checkpoint: bool = False  # mlx-lm's own; an error together with segments
+    gated_delta: Literal["chunked", "recurrent"] = "chunked"  # how hybrid models' linear attention is trained
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,8 +175,9 @@ FREE = ("model", "output", "data.", "timing.")
 LENGTHS = ("steps", "epochs", "max_hours")
 FREE_OF_TRAIN = (
     *(*LENGTHS, "report_every", "eval_every", "eval_rows", "save_every", "keep_checkpoints"),
-    *("best_by", "early_stop_evals", "report_memory", "audit"),
+    *("best_by", "early_stop_evals", "report_memory", "report_to", "notify", "audit"),
 )
+SECRET = ("train.notify",)  # keys whose values are written and shown nowhere
 
 
 def warmup_steps(train: TrainConfig, total_steps: int) -> int:
@@ -184,6 +189,12 @@ def warmup_steps(train: TrainConfig, total_steps: int) -> int:
 
 
 def as_json(config: RunConfig) -> dict[str, Any]:
-    """Returns the resolved configuration for config.json: nested as the file's tables, nulls kept, paths as text."""
+    """Returns the resolved configuration for config.json: nested as the file's tables, nulls kept, paths as text.
+
+    Keys that hold a secret are left out.
+    """
     plain: dict[str, Any] = json.loads(json.dumps(asdict(config), default=str))
+    for key in SECRET:
+        table, _, name = key.partition(".")
+        del plain[table][name]
     return plain

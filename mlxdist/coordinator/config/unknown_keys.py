@@ -40,6 +40,9 @@ OTHER_WORDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "grad_clip": ("train.max_grad_norm", ""),
         "steps_per_report": ("train.report_every", ""),
         "logging_steps": ("train.report_every", ""),
+        "log_with": ("train.report_to", 'a list, as ["tensorboard"]'),
+        "webhook": ("train.notify", ""),
+        "webhook_url": ("train.notify", ""),
         "steps_per_eval": ("train.eval_every", ""),
         "eval_steps": ("train.eval_every", ""),
         "val_batches": ("train.eval_rows", "rows, not batches"),
@@ -98,7 +101,7 @@ _QUANT = "the model is trained as it was saved: name a folder or hub id that is 
 _DTYPE = "the model is trained in the dtype it was saved in; sums and optimizer are float32"
 _MODULES = "training further modules or biases is not supported: only lora_a and lora_b are trained"
 _START = "the adapter starts as in the LoRA paper (B is zero); lora.init_adapter starts from an adapter of yours"
-_REPORT = "reporting services are not supported: metrics.jsonl in the run folder has every step"
+_REPORT = 'loggers are chosen with train.report_to = ["tensorboard", "wandb", "trackio"], and read their own variables'
 _LIMIT = "the memory of a node is set in hosts.toml, by memory_limit_gb of the node or of [defaults]"
 _FULL = "only LoRA is trained: delete the key"
 
@@ -116,7 +119,7 @@ UNSUPPORTED: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("dtype", "torch_dtype", "bf16", "fp16", "mixed_precision"), _DTYPE),
         **dict.fromkeys(("modules_to_save", "bias", "train_bias", "train_embeddings"), _MODULES),
         **dict.fromkeys(("init_lora_weights", "pissa", "loftq", "olora"), _START),
-        **dict.fromkeys(("report_to", "wandb", "wandb_project", "swanlab", "tensorboard", "project_name"), _REPORT),
+        **dict.fromkeys(("wandb", "wandb_project", "swanlab", "tensorboard", "trackio", "project_name"), _REPORT),
         **dict.fromkeys(("memory_limit_gb", "memory_limit"), _LIMIT),
         **dict.fromkeys(("fine_tune_type", "train_type", "full", "use_lora", "peft_type"), _FULL),
     }

@@ -14,7 +14,7 @@ from mlxdist.coordinator.data.records import Record, Source
 from mlxdist.coordinator.encode.encoding import Draft, Encoded, Encoding
 from mlxdist.coordinator.encode.preference import draft_pair
 from mlxdist.coordinator.encode.remarks import Tally
-from mlxdist.coordinator.encode.row_errors import Fault, RowError
+from mlxdist.coordinator.encode.row_errors import RowError, RowFault
 from mlxdist.coordinator.encode.row_formats import ColumnNames, Shaping, shape_of
 from mlxdist.coordinator.encode.sft import draft_sft
 from mlxdist.protocol.errors import DataError
@@ -32,7 +32,7 @@ class ReadFile:
     """All that was read of one source."""
 
     store: RowStore
-    faults: tuple[Fault, ...]  # in the order of their lines
+    faults: tuple[RowFault, ...]  # in the order of their lines
     n_rows: int  # good and faulty
     shape: str  # "" where no row is good
     plain: bool  # True where prompts and responses are texts
@@ -50,7 +50,7 @@ def read_source(source: Source, encoding: Encoding, progress: Progress) -> ReadF
     config = encoding.config
     shaping = Shaping(config.method, config.data.columns, config.data.unpair)
     store = RowStore(source.name, config.method, config.batch.max_length, encoding.tokenizer.bos_id)
-    faults: list[Fault] = []
+    faults: list[RowFault] = []
     n_rows, n_characters, first, plain, known, tally = 0, 0, ("", ""), False, "", Tally()
     naming: ColumnNames = config.data.columns
     columns: Counter[str] = Counter()
@@ -108,7 +108,7 @@ class _Encoder:
     encoded: list[tuple[Record, Draft]] = field(default_factory=list)  # those that it has
     ids: Future[list[list[int]]] | None = None
 
-    def turn(self) -> list[Fault]:
+    def turn(self) -> list[RowFault]:
         """Give what waits to the tokenizer, and store what it had before. Returns the faults among these."""
         texts = [text for _, each in self.waiting for text in each.texts]
         done, ids = self.encoded, iter(self.ids.result() if self.ids else [])
@@ -156,8 +156,8 @@ def _place(record: Record) -> str:
     return f"{record.file}:{record.line}" if record.file else f"line {record.line}"
 
 
-def _fault(name: str, record: Record, reason: RowError) -> Fault:
-    return Fault(record.file or name, record.line, str(reason), reason.length)
+def _fault(name: str, record: Record, reason: RowError) -> RowFault:
+    return RowFault(record.file or name, record.line, str(reason), reason.length)
 
 
 def _mixed(name: str, first: tuple[str, str], other: tuple[str, str]) -> DataError:

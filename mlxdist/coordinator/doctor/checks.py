@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mlxdist.coordinator.fleet.macos import MacSettings
 from mlxdist.coordinator.launch.fault_patterns import LOCAL_NETWORK
 from mlxdist.coordinator.launch.findings import Finding
 from mlxdist.coordinator.sync.files import File
+from mlxdist.macos import MacSettings
 from mlxdist.protocol.budget import format_bytes
 
 Level = Literal["ok", "unknown", "warning", "blocks"]
@@ -51,7 +51,7 @@ def model(name: str, missing: Sequence[File], files: Sequence[File], folder: str
     """Checks the model's files on a host, of which `missing` are not there or have other bytes."""
     if not missing:
         return Check("model", name)
-    cure = "Type mlxdist sync --hosts hosts.toml, or set model for it in hosts.toml"
+    cure = "Type mlxdist sync --hosts hosts.toml run.toml, or set model for it in hosts.toml"
     if len(missing) == len(files):
         return Check("model", "missing", "blocks", f"it does not have the model in {folder}", cure)
     names = ", ".join(file.path.name for file in missing[:3])

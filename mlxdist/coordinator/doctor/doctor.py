@@ -11,7 +11,6 @@ from mlxdist.coordinator.doctor import checks
 from mlxdist.coordinator.doctor.checks import Check, of_finding
 from mlxdist.coordinator.doctor.link_answers import link_answers
 from mlxdist.coordinator.fleet.access import Access
-from mlxdist.coordinator.fleet.macos import SETTINGS_SCRIPT, read_settings
 from mlxdist.coordinator.launch.findings import Finding, finding, talk_finding, version_finding
 from mlxdist.coordinator.launch.quoting import path_word
 from mlxdist.coordinator.launch.ssh import Answer, Target, everywhere, run, target_of
@@ -20,6 +19,7 @@ from mlxdist.coordinator.sync.files import File, differing
 from mlxdist.coordinator.sync.host_facts import HostFacts, facts_script, read_facts
 from mlxdist.keys.pair import keys_line, new_pair
 from mlxdist.keys.store import KeyStore
+from mlxdist.macos import SETTINGS_SCRIPT, read_settings
 from mlxdist.protocol.errors import ConfigError, NodeError
 
 FORWARDED = range(20_000, 32_000)  # ports on a host that ssh listens at; no system gives these out by itself
@@ -157,14 +157,14 @@ def _model(node: NodeSpec, target: Target, expected: Expected) -> Check:
             "unknown",
             "unknown",
             "its model cannot be compared: this machine does not have it",
-            "Type mlxdist sync --hosts hosts.toml, which fetches it",
+            "Type mlxdist sync --hosts hosts.toml run.toml, which fetches it",
         )
     folder = model_of(node, expected.model)
     files = [File(file.path.name, file.path, file.size, file.sha256) for file in expected.files]
     try:
         return checks.model(model_name(expected.model), differing(target, folder, files), files, folder)
     except NodeError as error:
-        return Check("model", "unknown", "unknown", str(error), "Type mlxdist sync --hosts hosts.toml")
+        return Check("model", "unknown", "unknown", str(error), "Type mlxdist sync --hosts hosts.toml run.toml")
 
 
 def _failed(target: Target, answer: Answer, interpreter: str) -> Finding | None:

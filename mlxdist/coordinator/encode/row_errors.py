@@ -13,7 +13,7 @@ class TemplateLimitError(Exception):
 
 
 class RowError(Exception):
-    """A row that cannot be trained on; its text is the reason, to follow "file:line: ". ingest makes a Fault of it.
+    """A row that cannot be trained on; its text is the reason, to follow "file:line: ". ingest makes a RowFault of it.
 
     `length`: the row's tokens where it is its length that is wrong, else 0.
     """
@@ -24,7 +24,7 @@ class RowError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class RowFault:
     """One faulty row."""
 
     name: str  # of the file
@@ -38,7 +38,7 @@ class Fault:
         return f"{self.name}:{self.line}"
 
 
-def refusal(faults: Sequence[Fault], n_rows: int, advice: str = "") -> DataError:
+def refusal(faults: Sequence[RowFault], n_rows: int, advice: str = "") -> DataError:
     """The error for a run that stops at faulty rows: the first ten, how many there are, and what to do."""
     lines = [f"  {fault.where}: {fault.reason}" for fault in faults[:SHOWN]]
     if len(faults) > SHOWN:
@@ -49,7 +49,7 @@ def refusal(faults: Sequence[Fault], n_rows: int, advice: str = "") -> DataError
     )
 
 
-def skipped(faults: Sequence[Fault], n_rows: int) -> str:
+def skipped(faults: Sequence[RowFault], n_rows: int) -> str:
     """The sentence for a run that goes on without its faulty rows."""
     first = "; ".join(f"{fault.where}: {fault.reason}" for fault in faults[:3])
     more = f"; and {len(faults) - 3} more" if len(faults) > 3 else ""
@@ -68,5 +68,5 @@ def kind_of(value: object) -> str:
     return next((name for kind, name in kinds if isinstance(value, kind)), type(value).__name__)
 
 
-def _count(faults: Sequence[Fault], n_rows: int) -> str:
+def _count(faults: Sequence[RowFault], n_rows: int) -> str:
     return f"{len(faults)} of {n_rows} rows {'is' if len(faults) == 1 else 'are'} faulty"

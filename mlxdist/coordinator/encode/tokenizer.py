@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from mlxdist.coordinator.config.paths import no_folder
 from mlxdist.protocol.errors import ConfigError
 from mlxdist.protocol.untrusted import CODE_FILES, refuse_own_code
 
@@ -115,6 +116,8 @@ def load(model: str, chat_template: str = "") -> Any:
         raise
     except Exception as error:  # whatever transformers and the hub raise: the reader needs the model's name
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        if not Path(model).is_dir():
+            raise ConfigError(f"model = {model!r}: {no_folder(model)}, and the hub did not give it: {first}") from error
         raise ConfigError(
             f"model = {model!r} has no tokenizer that can be read ({first}): give a folder that has one, or a hub id"
         ) from error

@@ -16,7 +16,7 @@ from mlxdist.coordinator.data.checks import valid_cut_notes
 from mlxdist.coordinator.data.ingest import Progress, read_source
 from mlxdist.coordinator.data.load import Dataset, encoding_of, read_splits, template_notes
 from mlxdist.coordinator.data.sources import find, find_split
-from mlxdist.coordinator.encode.row_errors import Fault, skipped
+from mlxdist.coordinator.encode.row_errors import RowFault, skipped
 from mlxdist.coordinator.evaluate.judge import Candidate, Judged, judge
 from mlxdist.coordinator.fleet.access import SERVER_KEY, Access, open_access
 from mlxdist.coordinator.launch.roster import look_at_hosts
@@ -59,7 +59,7 @@ class TestRows:
 
     name: str
     rows: StoredRows
-    faults: tuple[Fault, ...]
+    faults: tuple[RowFault, ...]
     notes: tuple[str, ...]
 
 

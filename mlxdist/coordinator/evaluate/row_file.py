@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mlxdist.coordinator.batch.row_store import Rows
-from mlxdist.coordinator.encode.row_errors import Fault
+from mlxdist.coordinator.encode.row_errors import RowFault
 from mlxdist.coordinator.evaluate.judge import Judged
 from mlxdist.coordinator.methods.method import Scored
 from mlxdist.coordinator.storage.run_folder import finite, json_bytes, write_aside
 from mlxdist.protocol.methods import LABELS, LOSS, MethodSpec
 
 
-def write_rows(path: Path, judged: Sequence[Judged], rows: Rows, spec: MethodSpec, faults: Sequence[Fault]) -> None:
+def write_rows(path: Path, judged: Sequence[Judged], rows: Rows, spec: MethodSpec, faults: Sequence[RowFault]) -> None:
     """Writes the rows in file order, one adapter after another, those that were left out last. Raises SaveError."""
 
     def lines(stream: BinaryIO) -> None:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from struct import Struct
 from typing import NamedTuple
 
-from mlxdist.coordinator.fleet.macos import RECEIVED_OF_CONNECTION
+from mlxdist.macos import RECEIVED_OF_CONNECTION
 
 RECEIVED = Struct("@Q")
 

@@ -13,7 +13,10 @@ from typing import TypeVar
 from mlxdist.coordinator.cluster.audit import Answer, Audit, TaintedError, answer_of, with_rows
 from mlxdist.coordinator.cluster.cluster import Cluster
 from mlxdist.coordinator.cluster.events import NodeNews
+from mlxdist.coordinator.cluster.timeline import NodeWork
 from mlxdist.coordinator.fleet.ended import Ended, Printed
+from mlxdist.coordinator.fleet.model_reader import ModelReader
+from mlxdist.coordinator.fleet.model_source import ModelSource
 from mlxdist.coordinator.fleet.sleep_detector import Absence
 from mlxdist.coordinator.schedule.rounds import Request, Round, RowOutputs
 from mlxdist.protocol.errors import NodeError
@@ -42,15 +45,21 @@ class Fleet:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         audit: Audit | None = None,
+        model: ModelSource | None = None,
         threaded: bool = True,
     ) -> None:
-        """`on_news` is called in the caller's thread while it waits; `watch` gives the supervisors' lines and ends."""
+        """`on_news` is called in the caller's thread while it waits; `watch` gives the supervisors' lines and ends.
+
+        `model`: the files of the run's model, for nodes that have no copy.
+        """
         self._cluster, self._hub, self._clock = cluster, hub, clock
         self._on_news, self._watch, self._audit = on_news, watch, audit or Audit()
         self._changed = threading.Condition()
         self._closing = False
         self._absence = Absence(clock, wall)
         self._pool = cluster.transfers.pool
+        cluster.model.shared = model is not None
+        self._reader = ModelReader(model, hub.wake, threaded=threaded) if model is not None else None
         self._thread = threading.Thread(target=self._carry, name="poller", daemon=True) if threaded else None
         if self._thread is not None:
             self._thread.start()
@@ -64,6 +73,8 @@ class Fleet:
     def wait_for_nodes(self, expected: int, min_nodes: int, timeout: float) -> int:
         """Waits for all `expected` nodes, or after `timeout` seconds for `min_nodes`; returns how many are ready.
 
+        While too few are ready it waits on for one that gets the model, as long as that goes on.
+
         Raises NodeError when there are fewer by then.
         """
         started = self._clock()
@@ -72,7 +83,7 @@ class Fleet:
             ready = len(self._cluster.ready())
             if ready >= max(expected - len(self._cluster.members.given_up), min_nodes):
                 return ready
-            if self._clock() - started <= timeout:
+            if self._clock() - started <= timeout or (ready < min_nodes and self._cluster.fetching(timeout)):
                 return None
             if ready < min_nodes:
                 raise NodeError(
@@ -177,6 +188,31 @@ class Fleet:
             speeds = {node.name: node.speed.tokens_per_second for node in self._cluster.ready()}
         return {name: speed for name, speed in speeds.items() if speed}
 
+    def node_work(self, since: float) -> dict[str, NodeWork]:
+        """Returns the work of each node that is here, or has worked, in the step that began at `since`.
+
+        Tells the news first that came meanwhile: a loss belongs to the step whose work shows it.
+        """
+        with self._changed:
+            news = self._take_news()
+            rows = self._cluster.timeline.take(since)
+            nodes = sorted(self._cluster.nodes.items())
+            work = {
+                name: NodeWork(
+                    round(node.speed.tokens_per_second, 1),
+                    node.peak_bytes / 1e9,
+                    node.state.value,
+                    rows.get(name, []),
+                    swap_gb=round(node.swap_bytes / 1e9, 2) if node.swap_bytes >= 0 else None,
+                    heat=node.heat,
+                )
+                for name, node in nodes
+                if name in rows or not node.gone
+            }
+        for item in news:
+            self._on_news(item)
+        return work
+
     def hosts_and_canaries(self) -> dict[str, tuple[Mapping[str, str], tuple[str, ...]]]:
         """Returns the facts on its host and the digests of the canary, by name, of each node that has answered it."""
         with self._changed:
@@ -203,6 +239,8 @@ class Fleet:
         self._hub.wake()
         if self._thread is not None:
             self._thread.join()
+        if self._reader is not None:
+            self._reader.close()
         self._hub.close()
 
     # ---- helpers
@@ -237,7 +275,7 @@ class Fleet:
                     found = look()
                     if found is None and self._thread is not None:
                         self._changed.wait(POLL_SECONDS)
-                news = [self._cluster.news.popleft() for _ in range(len(self._cluster.news))]
+                news = self._take_news()
             for item in news:
                 self._on_news(item)
             if failure is not None:
@@ -246,6 +284,9 @@ class Fleet:
                 return found
             if self._thread is None:
                 self._pump(0.0)
+
+    def _take_news(self) -> list[NodeNews]:
+        return [self._cluster.news.popleft() for _ in range(len(self._cluster.news))]
 
     def _note(self, event: Ended | Printed) -> None:
         match event:
@@ -281,7 +322,12 @@ class Fleet:
                 self._cluster.receive(parcel, now)
                 if parcel.waiting >= 0 and self._cluster.members.by_peer(parcel.channel, parcel.peer) is not None:
                     self._hub.admitted(parcel.waiting)
+            if self._reader is not None:
+                for answer in self._reader.answers():
+                    self._cluster.model_answered(answer)
             self._cluster.tick(now)
+            if self._reader is not None:
+                self._reader.ask(self._cluster.take_readings())
             outgoing = self._cluster.take_outgoing()
             if parcels:
                 self._changed.notify_all()

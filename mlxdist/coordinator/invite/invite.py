@@ -19,18 +19,25 @@ FILE = "joinable"  # in the run's state
 
 
 @contextmanager
-def invited(run: Joinable, store: KeyStore, macs: int, say: Callable[[str], None]) -> Iterator[InvitationPort]:
+def invited(
+    run: Joinable,
+    store: KeyStore,
+    macs: int,
+    say: Callable[[str], None],
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[InvitationPort]:
     """Lets so many Macs exchange keys with a run by a new code, until the code has ended or the block.
 
-    `say` takes a sentence for a person alone: the code is written to no file.
+    `say` takes a sentence for a person alone: the code is written to no file. `clock`: in seconds.
 
     Raises ConfigError where the port of the exchange is in use.
     """
-    invitation = Invitation(macs, time.monotonic() + CODE_SECONDS)
-    port = InvitationPort(invitation, run, store, say)
+    invitation = Invitation(macs, clock() + CODE_SECONDS)
+    port = InvitationPort(invitation, run, store, say, clock=clock)
     port.open()
     try:
-        say(sentence(run, invitation.code, macs, own_addresses()))
+        say(command_sentence(run, macs, own_addresses()))
+        say(f"it asks for a code: {invitation.code}, for {CODE_SECONDS / 60:.0f} minutes")
         yield port
     finally:
         port.close()
@@ -45,19 +52,16 @@ def announced_run(run: Joinable) -> Iterator[bool]:
         yield there
 
 
-def sentence(run: Joinable, code: str, macs: int, own: list[str]) -> str:
-    """Returns the command and the code for the other Macs. `own`: the addresses of this machine."""
+def command_sentence(run: Joinable, macs: int, own: list[str]) -> str:
+    """Returns the command for the other Macs. `own`: the addresses of this machine."""
     every = [address for address in run.addresses if address in ("*", "::", "0.0.0.0")]
     numeric = [each for each in (own if every else run.addresses) if not is_loopback(each)]
     numeric.sort(key=lambda each: ":" in each)  # an IPv4 address is easier to type
     places = [*([socket.gethostname()] if every else []), *map(place_in_words, numeric[:1])]
     port = "" if run.port == FIRST_PORT else f":{run.port}"
     who = "one other Mac" if macs == 1 else f"{macs} other Macs"
-    other = f" (or {places[1]}{port}, where that name is not found)" if len(places) > 1 else ""
-    return (
-        f"on {who}, type: mlxdist join {places[0]}{port}{other}. The code there is {code}, "
-        f"for {CODE_SECONDS / 60:.0f} minutes"
-    )
+    other = f" (where that name is not found: mlxdist join {places[1]}{port})" if len(places) > 1 else ""
+    return f"on {who}, type: mlxdist join {places[0]}{port}{other}"
 
 
 def place_in_words(address: str) -> str:
@@ -73,8 +77,16 @@ def note_joinable(state: Path, run: Joinable | None) -> None:
         (state / FILE).unlink(missing_ok=True)
 
 
-def invite_to_running(output: Path, macs: int, store: KeyStore, say: Callable[[str], None]) -> None:
+def invite_to_running(
+    output: Path,
+    macs: int,
+    store: KeyStore,
+    say: Callable[[str], None],
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
     """Lets other Macs join the run that goes on in a folder, by a code; returns when the code has ended.
+
+    `clock`: in seconds.
 
     Raises UserError where no other Mac can reach the run.
     """
@@ -87,5 +99,5 @@ def invite_to_running(output: Path, macs: int, store: KeyStore, say: Callable[[s
     if not macs:
         say("the run takes Macs that are known already: on each, type `mlxdist join`")
         return
-    with invited(read_private(path, Joinable), store, macs, say) as port:
+    with invited(read_private(path, Joinable), store, macs, say, clock) as port:
         port.wait()

@@ -1,14 +1,14 @@
-"""A run on the host that it was sent to: started there apart from every terminal, followed, stopped.
+"""A run on the host that it was sent to: started there apart from every terminal, stopped, its end told.
 
     python -m mlxdist.coordinator.launch.detached start FOLDER WORDS…    # of mlxdist launch
-    python -m mlxdist.coordinator.launch.detached follow FOLDER         # prints what it has printed and prints
+    python -m mlxdist.coordinator.launch.detached result FOLDER         # once it has ended: its errors, its exit code
     python -m mlxdist.coordinator.launch.detached stop FOLDER           # as Ctrl-C does
 
-The folder holds launch.log, the process id of the run, and its exit code once it has ended.
+The folder holds launch.log, launch.err, the process id of the run, and its exit code once it has ended. What the run
+tells stands in its own output folder, from which it is shown.
 """
 
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -19,12 +19,11 @@ from pathlib import Path
 
 import psutil
 
-from mlxdist.coordinator.fleet.macos import keep_awake
+from mlxdist.macos import keep_awake
 
-LOG, PID, EXIT = "launch.log", "pid", "exit"
+LOG, ERRORS, PID, EXIT = "launch.log", "launch.err", "pid", "exit"
 LOOK_SECONDS = 0.2
 NOTHING = 3  # the exit code when no run was started in the folder, or it ended without a word
-AWAY = 4  # the exit code when the viewer is gone
 
 
 def start(folder: Path, words: Sequence[str]) -> int:
@@ -34,9 +33,9 @@ def start(folder: Path, words: Sequence[str]) -> int:
         return 2
     (folder / EXIT).unlink(missing_ok=True)
     command = [*keep_awake(), sys.executable, "-u", "-m", __spec__.name, "carry", str(folder), *words]
-    with (folder / LOG).open("wb") as log:
+    with (folder / LOG).open("wb") as log, (folder / ERRORS).open("wb") as errors:
         process = subprocess.Popen(
-            command, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            command, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=errors, start_new_session=True
         )
     (folder / PID).write_text(f"{process.pid}\n")
     return 0
@@ -63,23 +62,17 @@ def running(folder: Path) -> psutil.Process | None:
     return None
 
 
-def follow(folder: Path) -> int:
-    """Prints the log of the run until it ends, and returns its exit code; AWAY at the end of standard input."""
-    try:
-        log = (folder / LOG).open("rb")
-    except FileNotFoundError:
+def result(folder: Path, seconds: float = 45.0) -> int:
+    """Prints the errors of a run that has told its end, and returns its exit code; NOTHING where there is none.
+
+    Its process may need a moment more, to say goodbye to the nodes.
+    """
+    if not (folder / LOG).exists():
         print(f"no run was started in {folder}", file=sys.stderr)
         return NOTHING
-    with log:
-        while True:
-            ended = (folder / EXIT).exists() or running(folder) is None  # before the last lines are read
-            while data := log.read(65536):
-                sys.stdout.buffer.write(data)
-                sys.stdout.buffer.flush()
-            if ended:
-                break
-            if select.select([0], [], [], LOOK_SECONDS)[0] and not os.read(0, 4096):
-                return AWAY
+    _wait(folder, seconds)
+    with suppress(OSError):
+        sys.stderr.write((folder / ERRORS).read_text(errors="replace"))
     with suppress(OSError, ValueError):
         return int((folder / EXIT).read_text())
     print("the run was killed, or its host was restarted: --resume continues it", file=sys.stderr)
@@ -93,10 +86,15 @@ def stop(folder: Path, seconds: float = 60.0) -> int:
         print(f"no run goes on in {folder}", file=sys.stderr)
         return NOTHING
     os.killpg(process.pid, signal.SIGINT)
+    _wait(folder, seconds)
+    return 0 if running(folder) is None else 1
+
+
+def _wait(folder: Path, seconds: float) -> None:
+    """Waits until the run of a folder has ended, or so many seconds."""
     until = time.monotonic() + seconds
     while running(folder) is not None and time.monotonic() < until:
         time.sleep(LOOK_SECONDS)
-    return 0 if running(folder) is None else 1
 
 
 def main(verb: str, folder: str, *words: str) -> int:
@@ -107,8 +105,8 @@ def main(verb: str, folder: str, *words: str) -> int:
             return start(place, words)
         case "carry":
             return carry(place, words)
-        case "follow":
-            return follow(place)
+        case "result":
+            return result(place)
         case "stop":
             return stop(place)
     raise ValueError(verb)

@@ -5,17 +5,14 @@ This terminal is only a viewer. It may close, sleep or lose its network: the run
 
 import re
 import subprocess
-import sys
 import tarfile
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
 
 from mlxdist.coordinator.config.hosts import Hosts, NodeSpec
 from mlxdist.coordinator.config.schema import RunConfig
-from mlxdist.coordinator.launch.detached import AWAY, NOTHING
 from mlxdist.coordinator.launch.findings import finding
 from mlxdist.coordinator.launch.looking import model_folders
 from mlxdist.coordinator.launch.quoting import path_word, quote, words
@@ -116,48 +113,15 @@ def start(place: Elsewhere, config: RunConfig, changes: Sequence[str], options: 
     _checked(place, run(target_of(place.node), find + place.command("start", given)))
 
 
-def watch(place: Elsewhere) -> int:
-    """Prints what the run prints until it ends, and returns its exit code; AWAY where this viewer is interrupted.
+def result(place: Elsewhere) -> Answer:
+    """Returns the exit code of a run that has ended, and what it has printed as errors; NOTHING where it has no code.
 
-    Raises NodeError where the host was lost: the run goes on.
+    Raises NodeError where its host cannot be reached.
     """
-    marker = new_marker()
-    process = subprocess.Popen(
-        argv(target_of(place.node), place.command("follow"), marker),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stderr is not None
-    with process.stdout, process.stderr, process.stdin:
-        try:
-            reached = _show(process.stdout, marker)
-            code = process.wait()
-        except KeyboardInterrupt:
-            process.terminate()
-            process.wait()
-            return AWAY
-        said = process.stderr.read().decode(errors="replace").partition(f"\n{marker}\n")
-    answer = Answer(code, "", said[2], reached, "", said[0])
-    if fault := finding(target_of(place.node), answer, interpreter_of(place.node)):
-        raise NodeError(f"{place.node.host}: {fault}. The run goes on there: --attach shows it again")
-    if code == NOTHING:
-        raise NodeError(f"{place.node.host}: {said[2].strip()}")
-    return code
-
-
-def _show(stream: IO[bytes], marker: str) -> bool:
-    """Prints the lines after the marker. Returns True when it came."""
-    reached = False
-    while data := stream.readline(65536):
-        if reached:
-            sys.stdout.write(data.decode(errors="replace"))
-            sys.stdout.flush()
-        reached = reached or data.rstrip(b"\r\n") == marker.encode()
-    return reached
+    answer = run(target_of(place.node), place.command("result"))
+    if not answer.reached:  # else its errors are those of the run
+        _checked(place, answer)
+    return answer
 
 
 def stop(place: Elsewhere) -> None:

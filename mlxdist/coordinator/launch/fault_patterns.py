@@ -59,7 +59,7 @@ SSH_PATTERNS = (
         "permission denied",
         r"^\S+: Permission denied \(|^Permission denied \(",
         "it does not accept your key, or does not know the user {user}",
-        "Type ssh-copy-id {login}, and load the key where it has a passphrase: ssh-add",
+        "Type ssh-copy-id {login}, or correct the user; a key with a passphrase is loaded by ssh-add",
     ),
     Pattern(
         "unknown name",
@@ -153,19 +153,19 @@ COMMAND_PATTERNS = (
         "model missing",
         r"model ('[^'\n]+') cannot be loaded|no model at (\S.*)",
         "it does not have the model {0}{1}",
-        "Type mlxdist sync --hosts hosts.toml (or launch with --sync), or set model for it in hosts.toml",
+        "Type mlxdist sync --hosts hosts.toml run.toml (or launch with --sync), or set model for it in hosts.toml",
     ),
     Pattern(
         "model differs",
         r"its model differs|model hash",
         "its model is another one than the coordinator's",
-        "Type mlxdist sync --hosts hosts.toml, or launch with --sync",
+        "Type mlxdist sync --hosts hosts.toml run.toml, or launch with --sync",
     ),
 )
 
 SHELL_TALKS = Pattern(
     "shell talks",
     "",
-    "its login shell prints text when it starts: {0}",
+    "its login shell prints text when it starts, as '{0}'",
     "mlxdist does not mind, but rsync and scp do: print only when a person is there, as in: case $- in *i*) … esac",
 )

@@ -20,11 +20,11 @@ from mlxdist.protocol.untrusted import NODE_NAME, quoted
 HEAD = """\
 # The Macs of this cluster, as `mlxdist hosts init` found them. hosts.example.toml of mlxdist shows every key.
 #
-#     mlxdist sync --hosts {file}          # puts Python, mlxdist and the model on them
-#     mlxdist doctor --hosts {file}        # says what is wrong with them
-#     mlxdist launch --hosts {file}        # trains
+#     mlxdist sync --hosts {file} run.toml      # puts Python, mlxdist and the model on them
+#     mlxdist doctor --hosts {file} run.toml    # says what is wrong with them
+#     mlxdist launch --hosts {file} run.toml    # trains
 
-# run = "run.toml"          # what to train, relative to this file
+# run = "run.toml"          # then the commands need no run.toml: what to train, relative to this file
 """
 
 

@@ -3,17 +3,19 @@
 One script for macOS and Linux, with absolute paths and without a file written; the tests hold outputs of both.
 """
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from mlxdist.coordinator.config.hosts import NodeSpec
-from mlxdist.coordinator.fleet.macos import CHIP, MEMORY, RELEASE
 from mlxdist.coordinator.launch.findings import Finding, finding, talk_finding, version_finding
 from mlxdist.coordinator.launch.quoting import path_word, quote
 from mlxdist.coordinator.launch.ssh import Answer, Target, run, target_of
 from mlxdist.coordinator.launch.workdir import interpreter_of, model_of
+from mlxdist.macos import CHIP, MEMORY, RELEASE
+from mlxdist.protocol.untrusted import quoted
 from mlxdist.protocol.versions import CODE, PACKAGES, versions
 
 LOOK_SECONDS = 45.0
@@ -114,6 +116,12 @@ def look_at(node: NodeSpec, model: str) -> Seen:
     return judged(target, answer, interpreter, [] if fetched else folders)
 
 
+def run_named(line: str) -> str:
+    """Returns the run of a supervisor, by its command line: the tag without its random end."""
+    found = re.search(r" --tag (\S+)\.[0-9a-f]+(?: |$)", line)
+    return quoted(found[1] if found else line, 60)
+
+
 def judged(target: Target, answer: Answer, interpreter: str, folders: Sequence[str]) -> Seen:
     """Returns what an answer to `look_script` shows, and what keeps the host from training.
 
@@ -134,9 +142,11 @@ def judged(target: Target, answer: Answer, interpreter: str, folders: Sequence[s
         blocks = Finding(
             "model missing",
             f"it does not have the model: no config.json in {' or '.join(folders)}",
-            "Type mlxdist sync --hosts hosts.toml (or launch with --sync), or set model for it in hosts.toml",
+            "Type mlxdist sync --hosts hosts.toml run.toml (or launch with --sync), or set model for it in hosts.toml",
         )
     talk = talk_finding(answer)
     notes = [str(talk)] if talk is not None else []
-    notes += [f"another run works there and shares its memory: {other}" for other in seen.others]
+    if seen.others:
+        names = dict.fromkeys(run_named(other) for other in seen.others)
+        notes.append(f"other runs work there and share its memory: {', '.join(names)}")
     return replace(seen, blocks=blocks, notes=tuple(notes))

@@ -1,6 +1,7 @@
 """The hosts of a run before it starts: which can take part, now or later, and where the coordinator listens."""
 
 import socket
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -52,12 +53,23 @@ def roster_of(hosts: Hosts, seen: Mapping[str, Seen], own: Sequence[str]) -> Ros
         seen,
     )
     if len(roster.ready) < max(hosts.coordinator.min_nodes, 1):
-        faults = "".join(f"\n  {name}: {fault}" for name, fault in blocked.items())
         needed = max(hosts.coordinator.min_nodes, 1)
+        verb = "is" if needed == 1 else "are"
         raise NodeError(
-            f"{len(roster.ready)} of {len(hosts.nodes)} hosts can take part, and {needed} are needed:{faults}"
+            f"{len(roster.ready)} of {len(hosts.nodes)} hosts can take part, and {needed} {verb} needed:"
+            f"{_faults_text(blocked)}"
         )
     return roster
+
+
+def _faults_text(blocked: Mapping[str, Finding]) -> str:
+    """Returns the faults on a line each; a cure that several hosts share stands once, below them."""
+    hosts = Counter(fault.cure for fault in blocked.values())
+    shared = "".join(f"\n{cure}." for cure, count in hosts.items() if count > 1)
+    return (
+        "".join(f"\n  {name}: {fault.what if hosts[fault.cure] > 1 else fault}" for name, fault in blocked.items())
+        + shared
+    )
 
 
 def _with_way(node: NodeSpec, bind: str, seen: Seen, own: Sequence[str]) -> Seen:

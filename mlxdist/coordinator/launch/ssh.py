@@ -14,6 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, TypeVar
 
+import psutil
+
 from mlxdist.coordinator.config.hosts import NodeSpec, is_local
 from mlxdist.coordinator.launch.quoting import remote_command
 from mlxdist.protocol.errors import UserError
@@ -164,8 +166,19 @@ def _after(stream: bytes, marker: str) -> tuple[str, bool, str]:
     return before, bool(found), after
 
 
+def end_children() -> None:
+    """Ends every process that this one has started: a command that is interrupted leaves none on any host."""
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            child.kill()
+
+
 def everywhere(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
     """Calls `work` for all items at the same time, as ssh is mostly waiting. Returns the results in their order."""
     items = list(items)
     with ThreadPoolExecutor(min(len(items), AT_ONCE) or 1, thread_name_prefix="host") as pool:
-        return list(pool.map(work, items))
+        try:
+            return list(pool.map(work, items))
+        except KeyboardInterrupt:
+            end_children()  # the pool waits for its threads, and each of them for its ssh
+            raise

@@ -41,6 +41,7 @@ def starts_of(
             host = "" if coordinator.bind in ANY else coordinator.bind
         seen = roster.seen.get(node.name)
         model = seen.models[0] if seen is not None and seen.models else node.model
-        order = LaunchOrder(host, ports[CONTROL], 0, model, away_seconds)
+        models = f"{node.workdir}/models" if node.workdir and not local else ""
+        order = LaunchOrder(host, ports[CONTROL], model=model, models=models, wait_seconds=away_seconds)
         made.append(Start(node, keys_line(keys), order, forwards))
     return made

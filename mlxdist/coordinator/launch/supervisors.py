@@ -14,14 +14,16 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+import msgspec
+
 from mlxdist.coordinator.config.hosts import NodeSpec
 from mlxdist.coordinator.fleet.ended import Ended, Printed
-from mlxdist.coordinator.fleet.macos import keep_awake
 from mlxdist.coordinator.launch.findings import Finding, finding
 from mlxdist.coordinator.launch.output import Output
 from mlxdist.coordinator.launch.scripts import Group, end_script, group_of, start_script
 from mlxdist.coordinator.launch.ssh import argv, everywhere, new_marker, run, target_of
 from mlxdist.coordinator.launch.workdir import interpreter_of, workdir_of
+from mlxdist.macos import keep_awake
 from mlxdist.protocol.backoff import MOST_FACTOR, Backoff
 from mlxdist.protocol.errors import NodeError
 from mlxdist.protocol.launched import AWAY, LaunchOrder, order_line
@@ -133,7 +135,7 @@ class Supervisors:
             ports = [one.output.ports.get(port) for _, port in one.start.forwards]
             if None in ports:
                 return
-            order = LaunchOrder("127.0.0.1", ports[0] or 0, ports[1] or 0, order.model, order.wait_seconds)
+            order = msgspec.structs.replace(order, host="127.0.0.1", port=ports[0], data_port=ports[1])
         assert one.process is not None
         assert one.process.stdin is not None
         with suppress(BrokenPipeError):  # it has ended already, and `watch` says why

@@ -4,6 +4,8 @@
     env/current                link to the newest environment
     env/0.1.0-1a2b3c4d5e6f/    a Python environment, named by the hash of all that it holds
     models/NAME/               models, without the links of the hub's cache
+    models/0123…ef/            a model that came over the wire, named by the hash of its files
+    hashes.json                at a coordinator: the hashes of the model files that it has sent
     uv/, python/, wheels/      what environments are made from, without the internet
 """
 
@@ -11,8 +13,9 @@ import re
 from pathlib import Path
 
 from mlxdist.coordinator.config.hosts import NodeSpec
+from mlxdist.protocol.model_files import WORK_FOLDER
 
-DEFAULT = "~/mlxdist"
+DEFAULT = f"~/{WORK_FOLDER}"
 
 
 def workdir_of(node: NodeSpec) -> str:

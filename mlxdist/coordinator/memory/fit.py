@@ -173,7 +173,7 @@ def fit(
     for name, (limit, _) in limits.items():
         if fault := need.refusal(limit):
             raise ConfigError(f"node {name} {fault}")
-    notes = [_sentence(config, need), *([tree.note] if tree is not None and tree.note else [])]
+    notes = [_sentence(config, need), *([each for each in (tree.note, tree.slow) if each] if tree is not None else [])]
     if need.doubt:
         notes.append(need.doubt)
     if need.total > free:

@@ -22,6 +22,17 @@ from mlxdist.protocol.lora_targets import (
 )
 from mlxdist.protocol.ranks import ranks
 
+# Layers that mlx-lm trains token by token, by module and class; nothing here replaces them.
+TOKEN_BY_TOKEN = frozenset(
+    {
+        ("bailing_moe_linear", "LinearAttention"),
+        ("jamba", "JambaMambaMixer"),
+        ("mamba", "MambaBlock"),
+        ("recurrent_gemma", "RGLRU"),
+        ("rwkv7", "Rwkv7TimeMixing"),
+    }
+)
+
 
 class UnloadableError(ConfigError):
     """A model that mlx-lm does not load."""
@@ -35,6 +46,7 @@ class ModelTree:
     half: bool  # activations have 16 bits
     elements: int  # trainable parameters of the adapter
     note: str  # on targets that reach only a part of the layers, or every expert; "" for others
+    slow: str = ""  # on layers that are trained token by token; "" for others
 
 
 def read_tree(folder: Path, name: str, lora: LoraConfig) -> ModelTree:
@@ -56,6 +68,7 @@ def read_tree(folder: Path, name: str, lora: LoraConfig) -> ModelTree:
         half=half,
         elements=_elements(model, names, lora),
         note=_note(model, names, lora),
+        slow=_slow(model),
     )
 
 
@@ -106,6 +119,20 @@ def _note(model: Any, names: list[str], lora: LoraConfig) -> str:
         without = _size(_elements(model, single, lora))
         said += f"; lora.target_modules = [{quoted}] leaves the experts out and has {without}"
     return said
+
+
+def _slow(model: Any) -> str:
+    """The sentence on layers that mlx-lm trains token by token, with the time and memory that this takes."""
+    kinds = [(type(module).__module__.rpartition(".")[2], type(module).__name__) for module in model.modules()]
+    found = [kind for kind in kinds if kind in TOKEN_BY_TOKEN]
+    if not found:
+        return ""
+    names = ", ".join(sorted({name for _, name in found}))
+    return (
+        f"mlx-lm trains {len(found)} layers of this model ({names}) token by token, and keeps a state for each token: "
+        "a step is many times slower than that of a transformer of this size, and long rows need far more memory than "
+        "is predicted; short rows (batch.max_length) and segments (memory.segment_size = 1) help most"
+    )
 
 
 def _of_another_kind(layers: list[dict[str, Any]], names: list[str]) -> list[bool]:

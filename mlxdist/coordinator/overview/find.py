@@ -1,6 +1,7 @@
 """The runs below a folder, by what their files say; a run that is training is only read."""
 
 import os
+import platform
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ def run_in(path: Path) -> FoundRun | None:
         method=str(manifest["method"]),
         model=str(manifest.get("base_model", "")),
         created_at=str(manifest["created_at"]),
-        state=_ended(history) or ("training" if is_held(folder) else "stopped"),
+        state=_ended(history) or ("training" if is_held(folder) is True else "stopped"),
         history=history,
     )
 
@@ -68,17 +69,27 @@ def saved_settings(run: FoundRun) -> dict[str, Any]:
     return {}
 
 
-def is_held(run: RunFolder) -> bool:
-    """Returns true while a coordinator on this machine writes in the run, by the process id in its lock.
+def is_held(run: RunFolder) -> bool | None:
+    """Returns true while a coordinator on this machine writes in the run, by the process and host in its lock.
+
+    None: its coordinator is, or was, on another host, whose processes are not seen from here.
 
     The lock itself is not touched: to try it for a moment could keep out a coordinator that starts just then.
     """
-    lock = run.state / "lock"
+    lock = lock_of(run)
     try:
-        process = psutil.Process(int(lock.read_text(encoding="ascii")))
+        number, _, host = lock.read_text(encoding="utf-8").strip().partition(" ")
+        if host not in ("", platform.node()):
+            return None
+        process = psutil.Process(int(number))
         return bool(process.create_time() <= lock.stat().st_mtime + CLOCK_SECONDS)
     except (OSError, ValueError, psutil.Error):
         return False
+
+
+def lock_of(run: RunFolder) -> Path:
+    """Returns the file that names what writes in the run; it is written when that begins to."""
+    return run.state / "lock"
 
 
 def _ended(history: History) -> RunState | None:

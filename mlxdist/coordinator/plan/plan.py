@@ -119,6 +119,7 @@ class RunPlan:
     hours: float | None
     useful_nodes: int | None  # with more nodes a step is hardly shorter
     targets: str = ""  # the sentence on targets that reach a part of the layers, or every expert
+    slow: str = ""  # the sentence on layers that are trained token by token
 
 
 def show_plan(config: RunConfig, hosts: Hosts, options: PlanOptions, console: Console) -> int:
@@ -215,6 +216,7 @@ def make_plan(
         hours=seconds * total / 3600 if seconds is not None and total is not None else config.train.max_hours,
         useful_nodes=useful_nodes(typical, speed, vector, rate) if speed else None,
         targets=tree.note if tree is not None else "",
+        slow=tree.slow if tree is not None else "",
     )
 
 

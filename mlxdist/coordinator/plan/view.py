@@ -48,6 +48,8 @@ def _memory(plan: RunPlan, console: Console) -> None:
     console.print(f"  a run would use {used}", highlight=False)
     if plan.targets:
         console.print(f"  {plan.targets}", style="yellow", highlight=False, soft_wrap=True, markup=False)
+    if plan.slow:
+        console.print(f"  {plan.slow}", style="yellow", highlight=False, soft_wrap=True, markup=False)
     if need.doubt:
         console.print(f"  {need.doubt}", style="yellow", highlight=False, soft_wrap=True)
     for node in plan.nodes:

@@ -1,34 +1,32 @@
 """The person's view of a run: one small interface, and the choice between plain lines and a live display."""
 
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol, TextIO
 
-from mlxdist.coordinator.report.format import StepReport
+from mlxdist.coordinator.report.picture import Event
 from mlxdist.coordinator.report.plain import PlainDisplay
+from mlxdist.coordinator.report.ticking import ticking
 
 _TICK_SECONDS = 0.5
 
 
 class Display(Protocol):
-    """Shows a run to a person. The methods may be called from several threads."""
+    """Shows a run to a person by its events. The methods may be called from several threads."""
+
+    def take(self, event: Event) -> None:
+        """Shows one event, as `metrics.jsonl` has it."""
+
+    def recall(self, events: Iterable[Event], now: float | None = None, shown: int = 0) -> None:
+        """Takes events that were told before, in place of all that it has taken.
+
+        `now`: seconds since 1970 by the clock of the run's host; None: the last of them is told just now. `shown`: so
+        many of their last sentences are said again.
+        """
 
     def stage(self, message: str, progress: float | None) -> None:
-        """Shows what the run is busy with; `progress` in [0, 1] where it is known."""
-
-    def step(self, report: StepReport) -> None:
-        """Shows one finished step."""
-
-    def val(self, step: int, loss: float, metrics: Mapping[str, float]) -> None:
-        """Shows one finished evaluation."""
-
-    def node(self, name: str, state: str, message: str, *, stays: bool = False) -> None:
-        """Shows a node's new state; `stays` for what a person should find again: its loss and its return."""
-
-    def pause(self, sentence: str, *, over: bool) -> None:
-        """Shows that the run waits for nodes, or goes on."""
+        """Shows what the run is busy with, and its `progress` in [0, 1] more often than events tell it."""
 
     def say(self, sentence: str) -> None:
         """Shows a sentence that stays."""
@@ -92,23 +90,5 @@ def open_display(
             yield live
         return
     plain = PlainDisplay(steady, report_every=report_every, clock=clock)
-    with _ticking(plain.tick):
+    with ticking(plain.tick, _TICK_SECONDS):
         yield plain
-
-
-@contextmanager
-def _ticking(tick: Callable[[], None]) -> Iterator[None]:
-    """Calls `tick` about twice a second on a thread of its own while the block lasts."""
-    ended = threading.Event()
-
-    def run() -> None:
-        while not ended.wait(_TICK_SECONDS):
-            tick()
-
-    thread = threading.Thread(target=run, name="ticks", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from mlxdist.coordinator.cluster.timeline import NodeWork
 from mlxdist.coordinator.report.goodput import LostTime, Redone
 
 TROUBLE = ("suspect", "dead", "left")  # states of a node that a person wants to know of
@@ -23,6 +24,7 @@ class StepReport:
     peak_gb: float | None = None  # the highest of any node so far
     leaves_recomputed: int = 0  # since the coordinator started
     node_speeds: Mapping[str, float] = field(default_factory=dict)  # tokens per second, by node
+    work: Mapping[str, NodeWork] = field(default_factory=dict)  # what each node did, by name
     advice: str | None = None  # one sentence for the person
     say_memory: bool = False  # train.report_memory: the peak is said on the terminal, too
     elapsed_seconds: float = 0.0  # of training up to the end of this step, over all sessions

@@ -114,9 +114,26 @@ def events(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
         return
     with path.open("rb") as lines:
         for line in lines:
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(event, dict) and KEYS.get(str(event.get("event")), set()) <= event.keys():
+            if (event := event_in(line)) is not None:
                 yield line.rstrip(b"\n"), event
+
+
+def event_in(line: bytes) -> dict[str, Any] | None:
+    """Returns the event in a line of the file; None for a torn line, and one that lacks a key of its event."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and KEYS.get(str(event.get("event")), set()) <= event.keys() else None
+
+
+@dataclass
+class EventLines:
+    """The bytes of an event file as they come, cut into events; half a line waits for its rest."""
+
+    _rest: bytes = b""
+
+    def take(self, data: bytes) -> Iterator[dict[str, Any]]:
+        """Yields the events in the lines that are whole with these bytes."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        yield from filter(None, map(event_in, lines))

@@ -1,173 +1,146 @@
-"""The live display of a terminal: a bar, the last step's numbers, the work in hand, one line per node.
+"""The live display of a terminal: the sentences that stay scroll up, and the picture of the run is below them.
 
-my-rows ━━━━━━━━━━━━━━━━╸━━━━━━━━━━━━━━━━━━━━━━━ step 45 of 100
-loss 1.2345, 812 tokens/s, 2.4 s a step
-working on step 46 (1.2 s), about 2 min 12 s left
-  mini-1  busy        410 tokens/s
-  mini-2  loading     reading the model
+The screen is not taken over: what was said before, and is said here, can be scrolled back to, copied, and wraps.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.progress import BarColumn, TextColumn
-from rich.table import Column
+from rich.table import Table
 from rich.text import Text
 
-from mlxdist.coordinator.report.eta import new_progress, seconds_left
-from mlxdist.coordinator.report.format import (
-    StepReport,
-    duration_phrase,
-    left_phrase,
-    node_phrase,
-    numbers_phrase,
-    rate_phrase,
-    step_phrase,
-    val_phrase,
-)
+from mlxdist.coordinator.report.drawing import draw
+from mlxdist.coordinator.report.format import clock_phrase
+from mlxdist.coordinator.report.picture import Event, Picture, news_in, recalled
+from mlxdist.coordinator.report.ticking import ticking
 
-_STYLES = {"ready": "green", "busy": "green", "suspect": "yellow", "dead": "red", "left": "red", "refused": "red"}
+DRAW_SECONDS = 0.25
+KEPT = 100  # sentences that are written again when the size of the terminal changes, as many as it has room for
 
 
 class LiveDisplay:
     """Keeps what is shown and draws it when asked; sentences that stay go above the drawing."""
 
     def __init__(self, console: Console, *, title: str, clock: Callable[[], float]) -> None:
-        self._console = console
-        self._title = title
-        self._clock = clock
-        title_column = Column(no_wrap=True, overflow="ellipsis", max_width=max(console.width // 4, 8))
-        self._bar = new_progress(
-            clock,
-            TextColumn("{task.description}", style="bold", markup=False, table_column=title_column),
-            BarColumn(None, table_column=Column(ratio=1)),
-            TextColumn("{task.fields[where]}", markup=False, justify="right"),
-            console=console,
-        )
-        self._report: StepReport | None = None
-        self._busy, self._busy_since = "starting", clock()
-        self._next = "starting"  # what it does after an evaluation
-        self._progress: float | None = None  # of the stage
-        self._nodes: dict[str, tuple[str, str]] = {}  # state and message
+        self._console, self._title, self._clock = console, title, clock
+        self._picture = Picture()
+        self._seen = clock()  # when the last event was told
+        self._said: deque[Table] = deque(maxlen=KEPT)
         self._ended = False
         self._lock = threading.RLock()
-        self._new_bar(None)
+
+    def recall(self, events: Iterable[Event], now: float | None = None, shown: int = 0) -> None:
+        """Takes events that were told before, in place of all that it has taken; see Display."""
+        with self._lock:
+            self._picture, again = recalled(events, shown)
+            self._seen = self._clock() - self._picture.since(now)
+            said = [_hanging(clock_phrase(seconds), sentence) for seconds, sentence in again]
+            self._said.extend(said)
+        for each in said:
+            self._console.print(each)
+
+    def take(self, event: Event) -> None:
+        """Shows one event; those that a person should find again leave a line above the drawing."""
+        with self._lock:
+            self._picture.take(event)
+            self._seen = self._clock()
+        if (sentence := news_in(event)) is not None and event.get("event") != "done":
+            self.say(sentence)
 
     def stage(self, message: str, progress: float | None) -> None:
-        """Shows the stage until the next one or the next step; before the first step the bar is the stage's."""
+        """Shows how far the run is in what it is busy with."""
         with self._lock:
-            if message != self._busy:
-                self._busy, self._busy_since = message, self._clock()
-            if self._report is None and (progress is None) != (self._progress is None):
-                self._new_bar(None if progress is None else 1.0)
-            self._progress = progress
-            if self._report is None and progress is not None:
-                self._move_bar(progress, f"{progress:.0%}")
-
-    def step(self, report: StepReport) -> None:
-        """Shows the step's numbers and moves the bar."""
-        with self._lock:
-            if self._report is None:
-                self._new_bar(report.total_steps)
-            self._report, self._progress = report, None
-            self._move_bar(report.step, step_phrase(report))
-            ended = report.step == report.total_steps
-            self._busy = self._next = "finishing" if ended else f"working on step {report.step + 1}"
-            self._busy_since = self._clock()
-
-    def val(self, step: int, loss: float, metrics: Mapping[str, float]) -> None:
-        """Leaves the evaluation's line above the drawing."""
-        with self._lock:
-            self._busy, self._busy_since = self._next, self._clock()
-        self.say(val_phrase(step, loss, metrics))
-
-    def node(self, name: str, state: str, message: str, *, stays: bool = False) -> None:
-        """Shows the node's line; its loss and its return also leave a line above."""
-        with self._lock:
-            self._nodes[name] = (state, message)
-        if stays:
-            self.say(node_phrase(name, state, message))
-
-    def pause(self, sentence: str, *, over: bool) -> None:
-        """Shows that the run waits, and leaves a line above at both ends."""
-        self.stage("working on the step" if over else "waiting for nodes", None)
-        self.say(sentence)
+            self._picture.stage(message, progress)
 
     def say(self, sentence: str) -> None:
-        """Leaves a sentence above the drawing."""
-        self._console.print(sentence, markup=False, highlight=False)
+        """Leaves a sentence above the drawing, with its time in the run."""
+        with self._lock:
+            said = _hanging(clock_phrase(self._now()), sentence)
+            self._said.append(said)
+        self._console.print(said)
 
     def end(self, sentence: str) -> None:
-        """Leaves the last step's line and the closing sentence in the drawing's place."""
+        """Leaves the last picture and the closing sentence in the drawing's place."""
         with self._lock:
             self._ended = True
-            last = self._report
-        if last is not None:
-            self.say(f"{step_phrase(last)}: {numbers_phrase(last)}")
+            last = self._drawn() if self._picture.last is not None else Group()
+        self._console.print(last)  # not under the lock, which the drawing thread may wait for with the terminal's
         self.say(sentence)
 
     def draw(self) -> RenderableType:
-        """Returns the drawing as of now."""
+        """Returns the drawing as of now: nothing after the end."""
         with self._lock:
-            if self._ended:
-                return Group()
-            lines: list[RenderableType] = [self._bar.get_renderable()]
-            if self._report is not None:
-                lines.append(_line(Text(numbers_phrase(self._report))))
-            lines.append(self._busy_line())
-            lines += self._node_lines(max(self._console.height - len(lines) - 2, 1))
-            return Group(*lines)
+            return Group() if self._ended else Group(Text(), self._drawn())
 
-    def _new_bar(self, total: float | None) -> None:
-        for task in self._bar.task_ids:
-            self._bar.remove_task(task)
-        self._bar.add_task(self._title, total=total, where="")
+    def say_again(self) -> None:
+        """Writes the last sentences again, as many as there is room for above the drawing."""
+        with self._lock:
+            size = self._console.size
+            room = size.height - len(self._console.render_lines(self.draw(), pad=False)) - 1
+            fitting: deque[Table] = deque()
+            for said in reversed(self._said):
+                room -= len(self._console.render_lines(said, pad=False))
+                if room < 0:
+                    break
+                fitting.appendleft(said)
+        for said in fitting:
+            self._console.print(said)
 
-    def _move_bar(self, completed: float, where: str) -> None:
-        self._bar.update(self._bar.task_ids[-1], completed=completed, where=where)
+    def _drawn(self) -> RenderableType:
+        size, ascii_only = self._console.size, self._console.options.ascii_only
+        height = max(size.height - 2, 1)
+        return draw(self._picture, self._title, self._now(), width=size.width, height=height, ascii_only=ascii_only)
 
-    def _busy_line(self) -> RenderableType:
-        since = duration_phrase(self._clock() - self._busy_since)
-        within = self._report is not None and self._progress is not None  # before the steps the bar shows it
-        inside = f"{self._progress:.0%}, {since}" if within else since
-        left = left_phrase(seconds_left(self._bar)) if self._report is not None else ""
-        return _line(Text(f"{self._busy} ({inside}){left}", style="dim"))
+    def _now(self) -> float:
+        """The seconds of the run."""
+        return self._picture.at + self._clock() - self._seen
 
-    def _node_lines(self, room: int) -> list[RenderableType]:
-        """Returns one line per node; the nodes that do not fit in `room` lines are counted in the last one."""
-        nodes = list(self._nodes.items())
-        shown = nodes if len(nodes) <= room else nodes[: room - 1]
-        wide = min(max((len(name) for name, _ in nodes), default=0), max(self._console.width // 3, 8))
-        speeds = self._report.node_speeds if self._report is not None else {}
-        lines: list[RenderableType] = []
-        for name, (state, message) in shown:
-            fitting = name if len(name) <= wide else name[: wide - 1] + "…"
-            rate = rate_phrase(speeds[name]) if name in speeds else ""
-            rest = "  ".join(part for part in (rate, message) if part)
-            lines.append(
-                _line(Text.assemble(f"  {fitting:<{wide}}  ", (f"{state:<10}", _STYLES.get(state, "")), f"  {rest}"))
-            )
-        if len(shown) < len(nodes):
-            lines.append(_line(Text(f"  and {len(nodes) - len(shown)} more")))
-        return lines
+
+def _hanging(time: str, sentence: str) -> Table:
+    """Returns a sentence beside its time; where it wraps, its lines stand under each other."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row(Text(time), Text(sentence))
+    return grid
 
 
 @contextmanager
 def live_display(
     stream: TextIO, *, title: str, environ: Mapping[str, str], clock: Callable[[], float]
 ) -> Iterator[LiveDisplay]:
-    """Draws on a terminal four times a second while the block lasts; only the sentences stay."""
+    """Draws on a terminal four times a second while the block lasts; the sentences and the last picture stay.
+
+    After a change of the terminal's size it is cleared: lines that it has wrapped itself cannot be drawn over.
+    """
     console = Console(file=stream, force_terminal=True, highlight=False, _environ=environ)
     display = LiveDisplay(console, title=title, clock=clock)
-    with Live(get_renderable=display.draw, console=console, refresh_per_second=4, transient=True):
-        yield display
+    size, live = console.size, _live(console, display)
+
+    def refresh() -> None:
+        nonlocal size, live
+        if console.size == size:
+            live.refresh()
+            return
+        size = console.size
+        live.stop()
+        console.clear()
+        display.say_again()
+        live = _live(console, display)  # another one, as the old one would erase as many lines as it had drawn
+        live.start(refresh=True)
+
+    live.start(refresh=True)
+    try:
+        with ticking(refresh, DRAW_SECONDS):
+            yield display
+    finally:
+        live.stop()
 
 
-def _line(text: Text) -> Text:
-    """Returns the text as one line, cut with an ellipsis where the terminal is too narrow."""
-    text.no_wrap, text.overflow = True, "ellipsis"
-    return text
+def _live(console: Console, display: LiveDisplay) -> Live:
+    return Live(get_renderable=display.draw, console=console, auto_refresh=False, transient=True)

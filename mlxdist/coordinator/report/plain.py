@@ -1,104 +1,74 @@
-"""Plain lines for files and pipes: never silent for long, never chatty over night."""
+"""Plain lines for files, pipes and simple terminals: a line only when there is something new to say.
+
+New is a sentence that a person should find again, another stage, a step whose turn it is, and work that takes unusually
+long. A step has its turn every `report_every` steps, and whenever nothing was said for a time that grows with the run.
+"""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from statistics import median
 from typing import TextIO
 
-from mlxdist.coordinator.report.eta import new_progress, seconds_left
-from mlxdist.coordinator.report.format import (
-    StepReport,
-    clock_phrase,
-    duration_phrase,
-    left_phrase,
-    node_phrase,
-    numbers_phrase,
-    rate_phrase,
-    step_phrase,
-    val_phrase,
-)
+from mlxdist.coordinator.report.format import clock_phrase, duration_phrase, left_phrase, node_phrase
+from mlxdist.coordinator.report.picture import Event, Picture, news_in, recalled
+
+QUIET_SECONDS, MOST_QUIET_SECONDS = 15.0, 600.0  # without a line, after which a finished step is worth one
+QUIET_SHARE = 0.05  # of the time since the start: an hour's run is silent for three minutes at most
+LONG_SECONDS = 30.0  # of work without a line, after which it is said; then after twice as long, and so on
+UNUSUAL = 3.0  # times as long as steps usually take
+REMEMBERED = 32  # steps
 
 
 class PlainDisplay:
-    """Lines with the time since the start in front.
+    """Lines with the time in the run in front. `tick` is to be called often."""
 
-    A step is told every `report_every` steps and when nothing was said for `quiet_seconds`; so is, by `tick`, the work
-    that is still going on. After `patient_after` seconds a line every `patient_seconds` is enough: a night's log stays
-    short.
-    """
-
-    def __init__(
-        self,
-        stream: TextIO,
-        *,
-        report_every: int,
-        clock: Callable[[], float],
-        quiet_seconds: float = 4.5,
-        patient_after: float = 600.0,
-        patient_seconds: float = 60.0,
-    ) -> None:
-        self._stream = stream
-        self._report_every = report_every
-        self._clock = clock
-        self._quiet_seconds = quiet_seconds
-        self._patient_after = patient_after
-        self._patient_seconds = patient_seconds
-        self._steps = new_progress(clock)
-        self._began = self._last_line = self._busy_since = clock()
-        self._busy = self._next = "starting"  # what it does, and what after an evaluation
-        self._ended = False
-        self._progress: float | None = None  # of the stage
-        self._speeds: Mapping[str, float] = {}
+    def __init__(self, stream: TextIO, *, report_every: int, clock: Callable[[], float]) -> None:
+        self._stream, self._report_every, self._clock = stream, report_every, clock
+        self._picture = Picture()
+        self._began = self._seen = self._last_line = self._busy_since = clock()
+        self._trains = False  # a step was told: the stages between steps are no news
+        self._patience = LONG_SECONDS
+        self._seconds: deque[float] = deque(maxlen=REMEMBERED)  # of the last steps
         self._known: set[str] = set()  # the nodes that were ready once
+        self._ended = False
         self._lock = threading.RLock()
+
+    def recall(self, events: Iterable[Event], now: float | None = None, shown: int = 0) -> None:
+        """Takes events that were told before, in place of all that it has taken; see Display."""
+        with self._lock:
+            self._picture, again = recalled(self._remembered(events), shown)
+            self._seen = self._clock() - self._picture.since(now)
+            self._busy_since, self._patience = self._clock(), self._long()
+            for seconds, sentence in again:
+                self._write(seconds, sentence)
+
+    def take(self, event: Event) -> None:
+        """Tells an event if it is news."""
+        with self._lock:
+            before = self._picture.busy
+            self._picture.take(event)
+            self._seen = self._clock()
+            changed = self._picture.busy != before
+            sentence = self._sentence(event, changed)
+            self._remember(event)
+            self._trains = self._trains or event.get("event") == "train"
+            if changed:
+                self._busy_since, self._patience = self._seen, self._long()
+            if sentence is not None:
+                self.say(sentence)
 
     def stage(self, message: str, progress: float | None) -> None:
         """Tells a new stage at once; its progress comes with the lines of `tick`."""
         with self._lock:
-            if message != self._busy:
-                self._set_busy(message)
-                self.say(message)
-            self._progress = progress
-
-    def step(self, report: StepReport) -> None:
-        """Tells a step if its turn has come, or if it was quiet for long."""
-        with self._lock:
-            if not self._steps.tasks:
-                self._steps.add_task("", total=report.total_steps)
-            self._steps.update(self._steps.task_ids[-1], completed=report.step)
-            self._speeds = report.node_speeds
-            self._next = "finishing" if report.step == report.total_steps else "working on the next step"
-            self._set_busy(self._next)
-            due = report.step % self._report_every == 0 or report.step in (1, report.total_steps)
-            if due or self._quiet():
-                left = left_phrase(seconds_left(self._steps))
-                self.say(f"{step_phrase(report)}: {numbers_phrase(report)}{left}")
-
-    def val(self, step: int, loss: float, metrics: Mapping[str, float]) -> None:
-        """Tells an evaluation."""
-        with self._lock:
-            self._set_busy(self._next)
-            self.say(val_phrase(step, loss, metrics))
-
-    def node(self, name: str, state: str, message: str, *, stays: bool = False) -> None:
-        """Tells a node's loss and return, and how it comes up at the start; not the coming and going of work."""
-        coming = state not in ("busy", "ready") and (name not in self._known)
-        if stays or coming:
-            self.say(node_phrase(name, state, message))
-        if state == "ready":
-            self._known.add(name)
-
-    def pause(self, sentence: str, *, over: bool) -> None:
-        """Tells the pause and its end; `tick` goes on in between."""
-        with self._lock:
-            self._set_busy("working on the next step" if over else "waiting for nodes")
-            self.say(sentence)
+            if message != self._picture.busy:
+                self.take({"event": "stage", "message": message})
+            self._picture.stage(message, progress)
 
     def say(self, sentence: str) -> None:
         """Writes one line."""
         with self._lock:
-            self._last_line = self._clock()
-            self._stream.write(f"{clock_phrase(self._last_line - self._began)}  {sentence}\n")
-            self._stream.flush()
+            self._write(self._now(), sentence)
 
     def end(self, sentence: str) -> None:
         """Writes the closing line; `tick` writes nothing after it."""
@@ -107,18 +77,67 @@ class PlainDisplay:
             self._ended = True
 
     def tick(self) -> None:
-        """Writes what the run is busy with when nothing was said for long; to be called often."""
+        """Tells what the run is busy with when that takes unusually long: each time after twice as long."""
         with self._lock:
-            if self._quiet() and not self._ended:
-                done = f" ({self._progress:.0%})" if self._progress is not None else ""
-                rates = "".join(f"; {name} {rate_phrase(speed)}" for name, speed in self._speeds.items())
-                since = duration_phrase(self._clock() - self._busy_since)
-                self.say(f"… {self._busy}{done}, {since} so far{rates}")
+            long = self._clock() - self._busy_since
+            if long < self._patience or self._ended or self._picture.ending:
+                return
+            self._patience = min(2 * self._patience, self._patience + MOST_QUIET_SECONDS)
+            done = self._picture.busy_progress
+            part = f" ({done:.0%})" if done is not None else ""
+            usual = f", usually {duration_phrase(median(self._seconds))}" if self._in_a_step() else ""
+            self.say(f"… {self._picture.busy}{part}, {duration_phrase(long)} so far{usual}")
 
-    def _quiet(self) -> bool:
+    def _sentence(self, event: Event, changed: bool) -> str | None:
+        """Returns the line that an event is worth; it has `changed` what the run is busy with."""
+        message = str(event.get("message") or "")
+        match event.get("event"):
+            case "done":
+                return None  # the closing line says it
+            case "train":
+                left = left_phrase(self._picture.seconds_left)
+                return f"{message}{left}" if self._is_due(event["step"]) else None
+            case "stage" if changed and not self._trains and news_in(event) is None:
+                return message
+            case "node" if not event.get("stays") and self._comes_up(event):
+                return node_phrase(str(event.get("name")), str(event.get("state")), message)
+        return news_in(event)
+
+    def _comes_up(self, event: Event) -> bool:
+        """Says whether a node is new and on its way; the coming and going of its work is no news."""
+        return event.get("state") not in ("busy", "ready") and event.get("name") not in self._known
+
+    def _is_due(self, step: int) -> bool:
+        if step % self._report_every == 0 or step in (1, self._picture.total_steps):
+            return True
         now = self._clock()
-        patient = now - self._began >= self._patient_after
-        return now - self._last_line >= (self._patient_seconds if patient else self._quiet_seconds)
+        quiet = min(max(QUIET_SECONDS, QUIET_SHARE * (now - self._began)), MOST_QUIET_SECONDS)
+        until_its_turn = (self._report_every - step % self._report_every) * median(self._seconds or [0.0])
+        return now - self._last_line >= quiet and until_its_turn > quiet
 
-    def _set_busy(self, busy: str) -> None:
-        self._busy, self._busy_since, self._progress = busy, self._clock(), None
+    def _write(self, seconds: float, sentence: str) -> None:
+        self._last_line = self._clock()
+        self._stream.write(f"{clock_phrase(seconds)}  {sentence}\n")
+        self._stream.flush()
+
+    def _remembered(self, events: Iterable[Event]) -> Iterator[Event]:
+        for event in events:
+            self._remember(event)
+            yield event
+
+    def _remember(self, event: Event) -> None:
+        if event.get("event") == "node" and event.get("state") == "ready":
+            self._known.add(str(event.get("name")))
+        if event.get("event") == "train":
+            self._seconds.append(event.get("seconds") or 0.0)
+
+    def _long(self) -> float:
+        """The seconds of the present work after which it is unusually long."""
+        return max(LONG_SECONDS, UNUSUAL * median(self._seconds)) if self._in_a_step() else LONG_SECONDS
+
+    def _in_a_step(self) -> bool:
+        return bool(self._seconds) and self._picture.busy.startswith("working on step")
+
+    def _now(self) -> float:
+        """The seconds of the run."""
+        return self._picture.at + self._clock() - self._seen

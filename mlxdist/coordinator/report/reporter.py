@@ -7,8 +7,11 @@ and the event's own keys; `progress` is in [0, 1]; a number that is not finite i
     checkpoint {step, path, best}  val {step, message, loss, metrics, seconds}
     done {status, step, message}   node {name, state, message, cause, action, leaves}
     promise {step, promise, reason, message}
+    work {step, nodes: {name: {tokens_per_second, peak_gb, state, rows}}}
 
-A node's `leaves` are the spans [start, stop) of the step in work that go from it to others. The `elapsed_seconds` of
+A stage with `note` is a sentence that a person should find again; so is a node's message with `stays`. The `rows` of
+work say what the node did in the step, as cluster/timeline.py has them: [kind, begin, end, start, stop]. A node's
+`leaves` are the spans [start, stop) of the step in work that go from it to others. The `elapsed_seconds` of
 train are the training time of all sessions up to the end of its step: with `train.max_hours` the learning rate of the
 next step follows them. The cost of failures is told by `leaves_recomputed`, `seconds_paused` and `disturbed` of train,
 by `paused` and `seconds` of the stages at the two ends of a pause, and by `steps_again` and `seconds_lost` of the stage
@@ -17,7 +20,7 @@ that says what a resumed run does again.
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,14 +37,16 @@ from mlxdist.coordinator.report.format import (
     val_phrase,
 )
 from mlxdist.coordinator.report.goodput import Ledger, LostTime
-from mlxdist.coordinator.report.history import BestVal, read_history, trim_metrics
+from mlxdist.coordinator.report.history import BestVal, events, read_history, trim_metrics
 from mlxdist.coordinator.report.news_filter import NewsFilter
 from mlxdist.coordinator.report.printed_lines import PrintedLines
+from mlxdist.coordinator.report.sinks import Sink
 from mlxdist.coordinator.report.summary import Ending, Results, Told, summary_of
 from mlxdist.coordinator.storage.run_folder import RunFolder, finite, write_json
 from mlxdist.protocol.errors import SaveError
 from mlxdist.protocol.numerics import Promise
 
+WORK_SECONDS = 1.0  # a quick run's file gets the work of an undisturbed step no more often than this
 _STAGE_GRAIN = 0.05  # a stage's progress gets a line of the file for every such part
 
 
@@ -59,6 +64,7 @@ class Reporter:
         clock: monotonic seconds.
         now: the wall clock.
         listen: called with each event, as the file has it, in the thread that told it.
+        sinks: take each event too; they have ended when the end of the run is shown.
 
     A line that cannot be written waits, and the person is told once; only `write_summary` raises SaveError.
     """
@@ -71,11 +77,12 @@ class Reporter:
         clock: Callable[[], float],
         now: Callable[[], datetime] = utc_now,
         listen: Callable[[Mapping[str, object]], None] = lambda event: None,
+        sinks: Sequence[Sink] = (),
     ) -> None:
         self._run = run
         self._display = display
         self._clock = clock
-        self._now, self._listen = now, listen
+        self._now, self._listen, self._sinks = now, listen, tuple(sinks)
         self._began = clock()
         self._train_losses: dict[int, float | None] = {}
         self._vals: dict[int, Mapping[str, float | None]] = {}
@@ -88,6 +95,7 @@ class Reporter:
         self._lock = threading.Lock()
         self._file = EventFile(run.metrics_jsonl)
         self._unsaved: set[str] = set()
+        self._work_told = float("-inf")
         self.ended = False  # the end of the run was told
 
     def resume_after(self, step: int) -> None:
@@ -103,11 +111,11 @@ class Reporter:
             self._train_losses, self._vals = dict(history.train_losses), dict(history.vals)
             self._best, self._peak_gb = history.best, history.peak_gb
             redone = self._ledger.go_on(step, whole.step_times, whole.pauses, history.redone)
+        self._display.recall(event for _, event in events(self._run.metrics_jsonl))
         message = redone_phrase(step, redone)
         keys = {"steps_again": redone.steps, "seconds_lost": redone.seconds, "leaves_recomputed": redone.leaves}
         if redone.steps:
-            self._tell("stage", {"message": message, **keys})
-            self._display.say(message)
+            self._tell("stage", {"message": message, "note": True, **keys})
         elif step:
             self.note(message)
 
@@ -125,15 +133,14 @@ class Reporter:
 
     def note(self, sentence: str) -> None:
         """Tells a sentence that the person should find again: it stays on the screen, and in the file as a stage."""
-        self._tell("stage", {"message": sentence})
-        self._display.say(sentence)
+        self._tell("stage", {"message": sentence, "note": True})
 
     def say(self, sentence: str) -> None:
         """Tells a sentence on the screen alone: a file is no place for a code."""
         self._display.say(sentence)
 
     def step(self, report: StepReport) -> None:
-        """Tells one finished step: its numbers, the nodes' speeds, and its advice if there is some."""
+        """Tells one finished step: its numbers, the nodes' speeds and their work, and its advice if there is some."""
         with self._lock:
             self._train_losses[report.step] = report.loss
             if report.peak_gb is not None:
@@ -161,7 +168,9 @@ class Reporter:
                 **report.metrics,
             },
         )
-        self._display.step(report)
+        if report.work and self._work_is_due(time.disturbed):
+            nodes = {name: asdict(work) for name, work in report.work.items()}
+            self._tell("work", {"step": report.step, "nodes": nodes})
         if report.advice:
             self.note(report.advice)
 
@@ -172,12 +181,11 @@ class Reporter:
             paused = self._ledger.evaluation(step)
         keys = {"loss": loss, "metrics": metrics, "seconds": seconds, "seconds_paused": paused}
         self._tell("val", {"step": step, "message": val_phrase(step, loss, metrics), **keys})
-        self._display.val(step, loss, metrics)
 
     def node(self, news: NodeNews) -> None:
         """Tells that a node's state or message changed; telling the same twice writes nothing.
 
-        The display learns whether the news should stay readable: a loss, with what was done, and the node's return.
+        The event says whether the news should stay readable: a loss, with what was done, and the node's return.
         """
         name, state, message = news.name, news.state, news.message
         with self._lock:
@@ -195,9 +203,9 @@ class Reporter:
                 "cause": news.cause,
                 "action": news.action,
                 "leaves": [(span.start, span.stop) for span in news.leaves],
+                "stays": importance.stays,
             },
         )
-        self._display.node(name, state, message, stays=importance.stays)
 
     def printed(self, name: str, line: str) -> None:
         """Shows a line that a node has printed, as long as they are few; its log has them all."""
@@ -214,13 +222,11 @@ class Reporter:
         self._tell(
             "stage", {"message": news.message, "paused": not over, **({"seconds": news.seconds} if over else {})}
         )
-        self._display.pause(news.message, over=over)
 
     def promise(self, promise: Promise) -> None:
         """Tells what is promised about the bits from a step on."""
         keys = {"promise": promise.kind, "reason": promise.reason, "message": promise.sentence}
         self._tell("promise", {"step": promise.from_step, **keys})
-        self._display.say(promise.sentence)
 
     def checkpoint(self, step: int, path: Path, *, best: bool) -> None:
         """Tells that a checkpoint was saved; `best` where it is the best evaluation so far."""
@@ -230,7 +236,6 @@ class Reporter:
                 self._best = BestVal(step, self._vals.get(step, {}).get("loss"), relative)
         message = f"saved {relative}" + (", the best so far" if best else "")
         self._tell("checkpoint", {"step": step, "path": relative, "best": best, "message": message})
-        self._display.say(message)
 
     def write_summary(self, ending: Ending, results: Results) -> None:
         """Writes `metrics.json`, and the events that still wait. Raises SaveError."""
@@ -249,10 +254,19 @@ class Reporter:
         last = max(self._train_losses, default=0)
         lost = self._lost_time()
         self._tell("done", {"status": ending, "step": last, "message": message, **asdict(lost)})
+        self.close()
         if last:
             self._display.say(lost_time_phrase(lost))
         self._display.end(shown or message)
         self.ended = True
+
+    def close(self, failure: str = "") -> None:
+        """Ends the sinks, once, and shows their last words. `failure`: as `Sink.end`."""
+        with self._lock:
+            sinks, self._sinks = self._sinks, ()
+        for sink in sinks:
+            for sentence in sink.end(failure):
+                self._display.say(sentence)
 
     def could_not_save(self, what: str, error: SaveError) -> None:
         """Tells that something could not be written while the run goes on: once for a series of failures."""
@@ -276,6 +290,15 @@ class Reporter:
             failure = self._file.sync()
         self._saw(failure)
 
+    def _work_is_due(self, disturbed: bool) -> bool:
+        """Returns true for a disturbed step, and where the last line about work is long enough ago."""
+        with self._lock:
+            now = self._clock()
+            due = disturbed or now - self._work_told >= WORK_SECONDS
+            if due:
+                self._work_told = now
+        return due
+
     def _lost_time(self) -> LostTime:
         with self._lock:
             return self._ledger.lost_time(self._clock() - self._began)
@@ -285,10 +308,15 @@ class Reporter:
         with self._lock:
             wall = round(self._clock() - self._began, 3)
             head = {"event": event, "time": self._now().isoformat(timespec="seconds"), "wall_seconds": wall}
-            content = {**head, **keys}
-            failure = self._file.add(json.dumps(finite(content), ensure_ascii=False, allow_nan=False))
+            content = {key: finite(value) for key, value in {**head, **keys}.items()}
+            failure = self._file.add(json.dumps(content, ensure_ascii=False, allow_nan=False))
         self._saw(failure)
+        self._display.take(content)
         self._listen(content)
+        keep = self._display.say if event == "done" else self.note  # no event comes after "done"
+        for sink in self._sinks:
+            for sentence in sink.take(content):
+                keep(sentence)
 
     def _saw(self, failure: SaveError | None) -> None:
         if failure is None:

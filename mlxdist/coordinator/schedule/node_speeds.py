@@ -178,6 +178,11 @@ class TransferTimes:
         """True while a vector travels to or from this node."""
         return any(key[1] == name for key in self._began)
 
+    @property
+    def any_down(self) -> bool:
+        """True while a vector travels to a node."""
+        return any(key[0] == "down" for key in self._began)
+
     def forget(self) -> None:
         """Forgets the times that are being taken: the clock ran while nothing could travel."""
         self._began.clear()

@@ -14,7 +14,7 @@ from mlxdist.coordinator.config.schema import RunConfig
 from mlxdist.coordinator.data.ingest import Progress, read_source
 from mlxdist.coordinator.data.load import encoding_of
 from mlxdist.coordinator.data.sources import find
-from mlxdist.coordinator.encode.row_errors import Fault
+from mlxdist.coordinator.encode.row_errors import RowFault
 from mlxdist.coordinator.inspect.inspect import NO_LIMIT, guess_method, plain_encoding
 from mlxdist.coordinator.memory.fit import Machine
 from mlxdist.protocol.budget import GB, usable_bytes
@@ -43,7 +43,7 @@ class Survey:
     name: str  # of the training file
     rows: StoredRows
     lengths: Sequence[int]  # tokens of each row, before any cut
-    faults: tuple[Fault, ...]
+    faults: tuple[RowFault, ...]
     n_rows: int  # good and faulty
     has_valid: bool
 

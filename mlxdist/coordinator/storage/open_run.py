@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import platform
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -147,7 +148,7 @@ def _clear(run: RunFolder, resume: bool) -> None:
 
 @contextmanager
 def _held(run: RunFolder) -> Iterator[None]:
-    """Keeps the folder for this process by a lock on `state/lock`, which holds our process id."""
+    """Keeps the folder for this process by a lock on `state/lock`, which holds our process id and host."""
     path = run.state / "lock"
     with saving(run.path):
         try:
@@ -163,13 +164,13 @@ def _held(run: RunFolder) -> Iterator[None]:
         except OSError as error:
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                 raise
-            owner = os.read(lock, 32).decode(errors="replace").strip() or "unknown"
+            owner = " on ".join(os.read(lock, 300).decode(errors="replace").split(maxsplit=1)) or "unknown"
             raise UserError(
-                f"Another mlxdist (process {owner}) is writing in {run.path}. Wait for it, or stop it first."
+                f"Another mlxdist (process {owner.strip()}) is writing in {run.path}. Wait for it, or stop it first."
             ) from None
         with saving(run.path):
             os.ftruncate(lock, 0)
-            os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+            os.pwrite(lock, f"{os.getpid()} {platform.node()}\n".encode(), 0)
         yield
     finally:
         os.close(lock)

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from mlxdist.coordinator.fleet.macos import HAS_TOOLS, RELEASE
 from mlxdist.coordinator.launch.quoting import path_word
 from mlxdist.coordinator.launch.ssh import Answer
+from mlxdist.macos import HAS_TOOLS, RELEASE
 
 MINORS = ("3.12", "3.13", "3.11", "3.14")  # of Python, the first choice first: mlx has packages for these
 PROCESSORS = {"arm64": "aarch64", "aarch64": "aarch64", "x86_64": "x86_64"}

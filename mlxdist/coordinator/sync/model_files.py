@@ -1,15 +1,15 @@
 """The files of a model that training needs, found on this machine, fetched from the hub when they are not."""
 
-from fnmatch import fnmatch
 from pathlib import Path
 
+from mlxdist.coordinator.config.paths import no_folder
 from mlxdist.coordinator.launch.workdir import model_name
 from mlxdist.coordinator.memory.model_files import find_model
 from mlxdist.coordinator.sync.files import File
 from mlxdist.protocol.errors import UserError
+from mlxdist.protocol.model_files import SUFFIXES
 
-# No *.py: a model's own code is never run.
-PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.tiktoken", "*.txt", "*.jsonl")
+PATTERNS = tuple(f"*{suffix}" for suffix in SUFFIXES)
 
 
 def model_files(model: str) -> tuple[File, ...]:
@@ -18,7 +18,7 @@ def model_files(model: str) -> tuple[File, ...]:
     A model that is not on this machine yet is fetched from the hub. Raises UserError.
     """
     folder = find_model(model) or _fetched(model)
-    found = [path for path in sorted(folder.iterdir()) if any(fnmatch(path.name, one) for one in PATTERNS)]
+    found = [path for path in sorted(folder.iterdir()) if path.name.endswith(SUFFIXES)]
     return tuple(File.of(f"models/{model_name(model)}/{path.name}", path) for path in found if path.is_file())
 
 
@@ -28,4 +28,5 @@ def _fetched(model: str) -> Path:
     try:
         return Path(snapshot_download(model, allow_patterns=list(PATTERNS)))
     except Exception as error:
-        raise UserError(f'the model "{model}" is not on this machine and cannot be fetched: {error}') from error
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(f"model = {model!r}: {no_folder(model)}, and the hub did not give it: {first}") from error

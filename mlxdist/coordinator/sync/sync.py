@@ -92,7 +92,7 @@ def prepared(
         if not isinstance(facts, HostFacts):
             yield Progress(node.name, "", result=facts, failed=True)
             continue
-        yield Progress(node.name, "downloading, unless it was before")
+        yield Progress(node.name, "downloading what is not on this machine yet")
         wanted = None if node.python else _kit(kits, cache, facts)
         if isinstance(wanted, str):
             yield Progress(node.name, "", result=wanted, failed=True)

@@ -16,12 +16,14 @@ from mlxdist.coordinator.config.hosts import Hosts, is_loopback, own_addresses
 from mlxdist.coordinator.fleet.access import Access
 from mlxdist.coordinator.fleet.ended import Printed
 from mlxdist.coordinator.fleet.fleet import Fleet
+from mlxdist.coordinator.fleet.model_source import ModelSource, remembered_hashes
 from mlxdist.coordinator.fleet.sockets import RouterHub
 from mlxdist.coordinator.invite.invite import announced_run, invited, note_joinable
 from mlxdist.coordinator.invite.port import Joinable
 from mlxdist.coordinator.launch.roster import Roster, listening
 from mlxdist.coordinator.launch.starts import starts_of
 from mlxdist.coordinator.launch.supervisors import Supervisors
+from mlxdist.coordinator.memory.model_files import find_model
 from mlxdist.coordinator.report.format import count
 from mlxdist.coordinator.report.reporter import Reporter
 from mlxdist.coordinator.storage.node_log import append_line
@@ -69,6 +71,7 @@ def started_nodes(
         watch=nodes.watch,
         clock=clock,
         audit=Audit(prepared.config.train.audit, prepared.config.batch.seed),
+        model=model_source(prepared.spec.model),
     )
 
     def told(news: NodeNews) -> None:
@@ -89,7 +92,7 @@ def started_nodes(
         if joinable is not None:
             invitation.enter_context(announced_run(joinable))
         if invite and joinable and access:
-            invitation.enter_context(invited(joinable, access.store, invite, report.say))
+            invitation.enter_context(invited(joinable, access.store, invite, report.say, clock))
         ready, later = (
             starts_of(part, roster, hosts.coordinator, hub.ports, access, timing.away_seconds)
             for part in (roster.ready, roster.later)
@@ -134,6 +137,12 @@ def how_to_join(bind: str, port: int, access: Access | None) -> str:
     if access is None:
         return f"{INSECURE}. Other Macs join with: {command} --insecure-lan"
     return f"other Macs that were admitted (mlxdist nodes) join with: {command} --coordinator {access.server.public}"
+
+
+def model_source(model: str) -> ModelSource | None:
+    """Returns the run's model for nodes that have no copy; None: this machine has none either."""
+    folder = find_model(model)
+    return ModelSource(folder, remembered_hashes()) if folder is not None else None
 
 
 def cluster_settings(prepared: Prepared, hosts: Hosts, roster: Roster, data_port: int) -> ClusterSettings:

@@ -19,8 +19,8 @@ from mlxdist.coordinator.storage.first_reading import first_reading
 from mlxdist.coordinator.storage.run_folder import RunFolder
 from mlxdist.coordinator.training.resume import (
     Earlier,
-    check_rules,
     check_same_bits,
+    check_same_rules,
     check_same_run,
     earlier_config,
     earlier_sessions,
@@ -67,7 +67,7 @@ def prepare(
     earlier = earlier_sessions(folder, previous=previous) if resume else None
     before = None
     if earlier is not None:
-        check_rules(earlier, folder)
+        check_same_rules(earlier, folder)
         before = earlier_config(folder, earlier.settings)
     elif config.lora.init_adapter:
         load_adapter(Path(config.lora.init_adapter))  # and again when the nodes have told its shapes

@@ -13,7 +13,7 @@ from mlxdist.coordinator.report.history import read_history
 from mlxdist.coordinator.storage.run_folder import RunFolder, read_json
 from mlxdist.coordinator.storage.sealed import read_sealed
 from mlxdist.coordinator.training.schedule import schedule_phrase, step_learning_rate
-from mlxdist.coordinator.training.state import FILE, PREVIOUS, Best, State, cure, is_over, load_state
+from mlxdist.coordinator.training.state import FILE, PREVIOUS, SEMANTICS, Best, State, cure, is_over, load_state
 from mlxdist.protocol.errors import UserError
 from mlxdist.protocol.methods import METHODS
 from mlxdist.protocol.numerics import CHANGES, SEMANTICS_VERSION
@@ -54,20 +54,6 @@ def earlier_sessions(folder: RunFolder, *, previous: bool = False) -> Earlier | 
     if not previous and not any(path.exists() for path in saved):
         return None
     return Earlier(*load_state(folder, previous=previous), previous)
-
-
-def check_rules(earlier: Earlier, folder: RunFolder) -> None:
-    """Raises UserError where the state was computed under older or newer rules, naming what has changed since."""
-    theirs = int(earlier.about.get("semantics", 1))  # the first ones were not noted
-    if theirs == SEMANTICS_VERSION:
-        return
-    changes = [change for version, change in CHANGES.items() if version > theirs]
-    why = f"since then {'; '.join(changes)}" if changes else "this mlxdist is older"
-    raise UserError(
-        f"{folder.path} was trained under rules {theirs}, and these are rules {SEMANTICS_VERSION}, which give other "
-        f"bits ({why}): resume it with the version of mlxdist that started it, or start a new run from its adapter "
-        "with lora.init_adapter."
-    )
 
 
 def recorded_seconds(folder: RunFolder, after: int) -> dict[int, float]:
@@ -187,6 +173,20 @@ def saved_reference(config: RunConfig, folder: RunFolder) -> Vector | None:
             "start a new run."
         ) from None
     return vector
+
+
+def check_same_rules(earlier: Earlier, folder: RunFolder) -> None:
+    """Raises UserError for a run of an mlxdist whose rules gave other bits, and says what has changed since."""
+    theirs = int(earlier.about.get(SEMANTICS, 1))  # the first rules were not numbered in the state
+    if theirs == SEMANTICS_VERSION:
+        return
+    changes = [clause for version, clauses in CHANGES.items() if version > theirs for clause in clauses]
+    since, whose = (f" ({'; '.join(changes)})", "an older") if changes else ("", "another")
+    raise UserError(
+        f"{folder.path} was trained under the rules {theirs} of {whose} mlxdist, and this "
+        f"one has the rules {SEMANTICS_VERSION}, which give other bits{since}: resume it with the version of mlxdist "
+        "that started it, or start a new run from its adapter with lora.init_adapter."
+    )
 
 
 def check_same_bits(earlier: Earlier, folder: RunFolder, numerics_id: str) -> None:

@@ -23,6 +23,7 @@ from mlxdist.protocol.vectors import Vector
 
 FILE, PREVIOUS = "resume.safetensors", "previous.safetensors"
 VERSION = 4
+SEMANTICS = "semantics"  # the key of the version of the rules that fix the bits
 ADAPTER, REFERENCES, VALID_REFERENCES = "adapter", "references", "valid_references"  # the rest are moments
 
 
@@ -71,7 +72,13 @@ def save_state(run: RunFolder, state: State, identity: Mapping[str, object]) -> 
 
     Raises SaveError, and then keeps the old one.
     """
-    about = {"version": VERSION, "step": state.step, "best": asdict(state.best), "eval_rows": state.eval_rows}
+    about = {
+        "version": VERSION,
+        SEMANTICS: SEMANTICS_VERSION,
+        "step": state.step,
+        "best": asdict(state.best),
+        "eval_rows": state.eval_rows,
+    }
     about |= {"elapsed_seconds": state.elapsed_seconds, "saved_forwards": state.references.saved_forwards, **identity}
     references = state.references
     tensors = {ADAPTER: state.adapter, **state.moments.vectors}
@@ -82,7 +89,6 @@ def save_state(run: RunFolder, state: State, identity: Mapping[str, object]) -> 
 def identity_of(numerics_id: str, manifest: Manifest, model_hash: str, valid_digest: str) -> dict[str, str]:
     """The things that a state belongs to: rules that fix the bits, adapter tensors, base model, validation rows."""
     return {
-        "semantics": str(SEMANTICS_VERSION),
         "numerics_id": numerics_id,
         "manifest": identity(manifest),
         "model_hash": model_hash,

@@ -14,6 +14,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy.typing as npt
 
+from mlxdist.node.backward.chunked_layers import chunked_layers
 from mlxdist.node.backward.dropout import dropout_off
 from mlxdist.node.backward.events import Events, FinalPart, Loss, RowSums
 from mlxdist.node.backward.full_graph import forward_row_sums, full_graph_backward
@@ -39,6 +40,7 @@ class GradientPath:
     segment_size: int = 0  # layers per segment; 0 = the whole graph
     supervised_head: bool = True  # the head runs on supervised positions only
     checkpoint: bool = False  # mlx-lm's grad_checkpoint around every layer
+    chunked: bool = False  # gated-delta layers run in chunks of tokens
     reason: str = ""  # one sentence for the user when it is not the path that was asked for
 
 
@@ -49,7 +51,7 @@ Batch = MicroBatch | Supervised
 def score(model: nn.Module, batch: Batch, *, head_chunk: int, path: GradientPath = WHOLE) -> mx.array:
     """Returns each row's sum of log-probs over its targets, float32 [B], with dropout off; no graph is kept."""
     rows = _supervised(batch)
-    with dropout_off(model), packed(model, rows.packing):
+    with dropout_off(model), chunked_layers(path.chunked), packed(model, rows.packing):
         return forward_row_sums(model, rows, head_chunk=head_chunk, supervised_head=path.supervised_head)
 
 
@@ -80,8 +82,21 @@ def backward(
         mx.random.seed(dropout_key)
     rows = [_supervised(batch) for batch in batches]
     if path.segment_size:
-        yield from segmented_backward(model, rows, loss, segment_size=path.segment_size, head_chunk=head_chunk)
-        return
+        events = segmented_backward(model, rows, loss, segment_size=path.segment_size, head_chunk=head_chunk)
+    else:
+        events = _whole_graph(model, rows, loss, head_chunk, path)
+    while True:
+        with chunked_layers(path.chunked):  # not while an event is used: that lasts as long as the caller likes
+            event = next(events, None)
+        if event is None:
+            return
+        yield event
+        del event  # its arrays would wait for the next one
+
+
+def _whole_graph(
+    model: nn.Module, rows: Sequence[Supervised], loss: Loss, head_chunk: int, path: GradientPath
+) -> Events:
     assert len(rows) == 1 or not any(batch.packing.pieces for batch in rows)
     # Outermost, so that a layer that is computed again by its checkpoint is packed as well.
     with packed(model, rows[0].packing), checkpointed(model) if path.checkpoint else nullcontext():

@@ -12,18 +12,22 @@ import mlx.nn as nn
 import numpy as np
 
 from mlxdist.node.backward.backward import GradientPath, MicroBatch, backward
+from mlxdist.node.backward.chunked_layers import disagreement, has_gated_delta, unknown_form
 from mlxdist.node.backward.comparison import SEED, TOLERANCE, coarsest, distance, in_short, moved
 from mlxdist.node.backward.events import gathered
 from mlxdist.protocol.errors import NodeError
 
 
-def choose_path(model: nn.Module, *, segment_size: int = 0, grad_checkpoint: bool = False) -> GradientPath:
+def choose_path(
+    model: nn.Module, *, segment_size: int = 0, grad_checkpoint: bool = False, chunked: bool = False
+) -> GradientPath:
     """Returns the path nearest to the one asked for whose gradient equals plain autograd's on a tiny batch.
 
     Args:
         model: with its LoRA layers; its parameters are as before when this returns.
         segment_size: layers per segment; 0 for the whole graph.
         grad_checkpoint: mlx-lm's checkpointing instead of segments.
+        chunked: gated-delta layers run in chunks of tokens, where the model has any.
 
     Raises:
         NodeError: the model cannot be trained with mlx at all.
@@ -32,8 +36,31 @@ def choose_path(model: nn.Module, *, segment_size: int = 0, grad_checkpoint: boo
         expected = _tiny_gradient(model, GradientPath(supervised_head=False))
     except Exception as error:
         raise NodeError(f"mlx cannot differentiate this model ({type(model).__module__}): {in_short(error)}") from error
-    asked, why = next(_candidates(segment_size, grad_checkpoint)), ""
-    for path in _candidates(segment_size, grad_checkpoint):
+    slow = _reason_against_chunks(model, expected) if chunked and has_gated_delta(model) else ""
+    chunked = chunked and has_gated_delta(model) and not slow
+    path = _nearest_path(model, expected, segment_size, grad_checkpoint, chunked)
+    return replace(path, reason=" ".join(filter(None, (slow, path.reason))))
+
+
+def _reason_against_chunks(model: nn.Module, expected: dict[str, mx.array]) -> str:
+    """Returns a sentence on gated-delta layers that must run token by token; "" where chunks give the same."""
+    try:
+        why = unknown_form() or disagreement(TOLERANCE[mx.float32])
+        if not why:
+            difference = distance(expected, _tiny_gradient(model, GradientPath(supervised_head=False, chunked=True)))
+            if difference > TOLERANCE[coarsest(model)] and _finite(expected):
+                why = f"in chunks their gradient differs by {difference:.1e}"
+    except Exception as error:  # an unknown function or device may raise anything
+        why = in_short(error)
+    return f"The gated-delta layers of this model are trained token by token, which is slow ({why})." if why else ""
+
+
+def _nearest_path(
+    model: nn.Module, expected: dict[str, mx.array], segment_size: int, grad_checkpoint: bool, chunked: bool
+) -> GradientPath:
+    candidates = [replace(path, chunked=chunked) for path in _candidates(segment_size, grad_checkpoint)]
+    asked, why = candidates[0], ""
+    for path in candidates:
         try:
             difference = distance(expected, _tiny_gradient(model, path))
         except Exception as error:  # an unknown model may raise anything when it is called in another way
@@ -42,7 +69,7 @@ def choose_path(model: nn.Module, *, segment_size: int = 0, grad_checkpoint: boo
         if difference <= TOLERANCE[coarsest(model)] or not _finite(expected):
             return replace(path, reason=_reason(asked, path, why) if why else "")
         why = why or f"its gradient differs from plain autograd by {difference:.1e}"
-    return GradientPath(supervised_head=False, reason=_reason(asked, GradientPath(supervised_head=False), why))
+    return replace(candidates[-1], reason=_reason(asked, candidates[-1], why))
 
 
 def _candidates(segment_size: int, grad_checkpoint: bool) -> Iterator[GradientPath]:

@@ -1,13 +1,15 @@
-"""Hooks on the layer calls of a model, without knowledge of the model.
+"""Hooks on the layer calls of a model, without knowledge of the model; functions of mlx-lm replaced for a while.
 
 Python looks up `layer(x)` on the class, so a hook replaces `__call__` of the classes of `model.layers`. It is
 process-wide while it is open: a lock lets one thread in, and leaving restores each class exactly, an inherited
-`__call__` included.
+`__call__` included. A function that modules import by name is replaced in each of them, under the same lock.
 """
 
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import mlx.nn as nn
@@ -35,6 +37,24 @@ def replaced_calls(classes: Iterable[type], wrap: Callable[[Call], Call]) -> Ite
                     cls.__call__ = own  # type: ignore[method-assign]
                 elif "__call__" in cls.__dict__:
                     del cls.__call__
+
+
+@contextmanager
+def replaced_function(home: ModuleType, name: str, wrap: Callable[[Call], Call]) -> Iterator[None]:
+    """Replaces a function of `home` by `wrap(it)`, there and in every module beside it that imports it by name."""
+    with _ONE_AT_A_TIME:
+        old: Call = getattr(home, name)
+        beside = home.__name__.rpartition(".")[0] + "."
+        loaded = [module for path, module in list(sys.modules.items()) if path.startswith(beside)]
+        users = [module for module in loaded if vars(module).get(name) is old]
+        new = wrap(old)
+        try:
+            for module in users:
+                setattr(module, name, new)
+            yield
+        finally:
+            for module in users:
+                setattr(module, name, old)
 
 
 @contextmanager

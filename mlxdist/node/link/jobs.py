@@ -21,6 +21,21 @@ class LoadModel:
 
 
 @dataclass(frozen=True)
+class FetchModel:
+    """The job to see what is missing here of the model's files. None: the coordinator has no copy."""
+
+    files: tuple[m.ModelFile, ...]
+
+
+@dataclass(frozen=True)
+class TakeBlock:
+    """The job to take one block of one of the model's files."""
+
+    block: m.FileBlock
+    payload: memoryview
+
+
+@dataclass(frozen=True)
 class ComputeCanary:
     """The job to compute the canary leaf."""
 
@@ -45,7 +60,7 @@ class Finish:
     refused: bool
 
 
-Job = LoadModel | ComputeCanary | ComputeAssignment | Finish
+Job = LoadModel | FetchModel | TakeBlock | ComputeCanary | ComputeAssignment | Finish
 
 
 @dataclass(frozen=True)
@@ -59,4 +74,4 @@ class Partial:
 
 
 Result = tuple[m.Message, Buffer] | Partial  # of a job: a message with its payload, or a partial
-Results = Generator[Result, None, None]
+JobResults = Generator[Result, None, None]

@@ -1,6 +1,7 @@
 """The worker's half of the data connection: messages in, jobs and messages out. No socket, no thread, no mlx.
 
-Welcome -> LoadModel          Canary -> ComputeCanary          Ping -> Pong
+Welcome -> LoadModel          ModelFiles -> FetchModel          FileBlock -> TakeBlock
+Canary -> ComputeCanary          Ping -> Pong
 VectorOffer, VectorBlock, VectorEnd -> a new adapter version, or the reference's adapter
 Assignment, LeafRows -> ComputeAssignment, as soon as all rows and the adapter version are here
 Credit -> blocks of a partial; Received -> the partial is forgotten, or offered again
@@ -18,18 +19,21 @@ import numpy as np
 from mlxdist.node.link.jobs import (
     ComputeAssignment,
     ComputeCanary,
+    FetchModel,
     Finish,
     Job,
     LoadModel,
     Partial,
     Result,
     RowInputs,
+    TakeBlock,
 )
 from mlxdist.node.link.outgoing import Outgoing
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import MismatchError, WireError
 from mlxdist.protocol.leaves import Leaf, unpack_leaf
+from mlxdist.protocol.model_files import WINDOW
 from mlxdist.protocol.tree import Span
 from mlxdist.protocol.vectors import IncomingVector, Vector
 from mlxdist.protocol.wire import Buffer
@@ -167,6 +171,12 @@ class Session:
             case m.Welcome(spec=spec):
                 self.spec = spec
                 self._add(LoadModel(spec))
+            case m.ModelFiles(files=files):
+                self._add(FetchModel(files))
+            case m.FileBlock():
+                if sum(isinstance(job, TakeBlock) for job in self.jobs) >= WINDOW:
+                    raise WireError(f"more than {WINDOW} blocks of files that were not asked for")
+                self._add(TakeBlock(message, payload))
             case m.Ping():
                 self.say(m.Pong(self.id))
             case m.Canary():

@@ -18,6 +18,7 @@ CONNECT_SECONDS = 3  # for one attempt; the system's own attempts come ever more
 HANDSHAKE_SECONDS = 10  # until a connection on which ZeroMQ's greeting was lost is opened again
 AGAIN_SECONDS = 2.0  # until a connection that was refused for good, as libzmq sees it, is tried again
 CERTAIN = 3  # handshakes in a row that the other side ended, until that is no accident
+LAST_WORD_MS = 500  # for messages that were sent just before the end, as that this node leaves
 KEEPALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 60, zmq.TCP_KEEPALIVE_INTVL: 10, zmq.TCP_KEEPALIVE_CNT: 6}
 
 
@@ -76,12 +77,12 @@ class DealerLink:
         for each in (self._socket, self._monitor):
             self._poller.register(each, zmq.POLLIN)
 
-    def _close_socket(self) -> None:
+    def _close_socket(self, linger_ms: int = 0) -> None:
         for each in (self._socket, self._monitor):
             self._poller.unregister(each)
         self._socket.disable_monitor()
         self._monitor.close(0)
-        self._socket.close(0)
+        self._socket.close(linger_ms)
 
     def _dealer(self) -> "zmq.Socket[bytes]":
         dealer = self._context.socket(zmq.DEALER)
@@ -173,8 +174,8 @@ class DealerLink:
             self._wake_in.send(b"!")
 
     def close(self) -> None:
-        """Closes the socket; unsent messages are dropped."""
-        self._close_socket()
+        """Closes the socket. What was sent last, as that this node leaves, has a moment to go out."""
+        self._close_socket(LAST_WORD_MS)
         self._context.term()
         self._wake_in.close()
         self._wake_out.close()

@@ -26,7 +26,8 @@ def sentence_on(trouble: Trouble, place: str, name: str, keys: NodeKeys | None) 
             return (
                 f"{place} ends the encrypted connection: it has another key than {keys.coordinator}, which this node "
                 "trusts, or does not encrypt, or is no coordinator. On the Mac that launches, `mlxdist nodes` shows "
-                "its key; if it has a new one, start this node with --coordinator KEY"
+                "its key; if it has a new one, start this node with --coordinator KEY, or join again by a code "
+                "(mlxdist join HOST --again)"
             )
         case _:
             return f"{place} ends the connection: it is no coordinator, or takes encrypted connections only: {WITH_KEY}"

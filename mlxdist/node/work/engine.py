@@ -6,10 +6,11 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from mlxdist.node.link.jobs import ComputeAssignment, ComputeCanary, Job, LoadModel, Results
+from mlxdist.node.link.jobs import ComputeAssignment, ComputeCanary, FetchModel, Job, JobResults, LoadModel, TakeBlock
 from mlxdist.node.work import model as models
 from mlxdist.node.work.assignment import AssignmentRun
 from mlxdist.node.work.compute import Computer
+from mlxdist.node.work.locate import Locator
 from mlxdist.node.work.memory_pressure import SwapWatch
 from mlxdist.node.work.model import LoadedModel
 from mlxdist.protocol import messages as m
@@ -21,19 +22,24 @@ class Engine:
     """Does a worker's jobs, and keeps the model from one run to the next when the next one needs the same."""
 
     def __init__(self) -> None:
+        self.locator = Locator()
         self._computer: Computer | None = None
         self._swap = SwapWatch()
 
-    def perform(self, job: Job, session: m.SessionId, progress: Callable[[str], None]) -> Results:
+    def perform(self, job: Job, session: m.SessionId, progress: Callable[[str], None]) -> JobResults:
         """Yields the results of one job, each when it is evaluated. A failure becomes a Fault message, the last result.
 
         Closing the generator ends the job. `progress` is called with sentences while a model is loaded.
         """
         try:
             match job:
-                case LoadModel(spec=spec):
-                    loaded = self._load(spec, progress)
-                    yield m.Loaded(session, loaded.model_hash, loaded.manifest, loaded.packing.mode), b""
+                case LoadModel() | FetchModel() | TakeBlock():
+                    if isinstance(job, LoadModel):
+                        _check_rules(job.spec)
+                    spec = yield from self.locator.locate(job, session)
+                    if spec is not None:
+                        loaded = self._load(spec, progress)
+                        yield m.Loaded(session, loaded.model_hash, loaded.manifest, loaded.packing.mode), b""
                 case ComputeCanary():
                     yield m.CanaryAnswer(session, tuple(self._ready().canary())), b""
                 case ComputeAssignment():
@@ -49,11 +55,6 @@ class Engine:
         return self._computer
 
     def _load(self, spec: m.RunSpec, progress: Callable[[str], None]) -> LoadedModel:
-        if numerics.numerics_id(spec) != spec.numerics_id:
-            raise MismatchError(
-                f"this node's mlxdist (rules {numerics.SEMANTICS_VERSION}) would give other bits than the "
-                "coordinator's: install the same mlxdist on both"
-            )
         kept = self._computer
         if kept is not None and _load_key(kept.spec) == _load_key(spec):
             folder = Path(spec.model)
@@ -71,6 +72,15 @@ class Engine:
         return loaded
 
 
+def _check_rules(spec: m.RunSpec) -> None:
+    """Raises MismatchError where this node's mlxdist would give other bits than the coordinator's."""
+    if numerics.numerics_id(spec) != spec.numerics_id:
+        raise MismatchError(
+            f"this node's mlxdist (rules {numerics.SEMANTICS_VERSION}) would give other bits than the "
+            "coordinator's: install the same mlxdist on both"
+        )
+
+
 def _load_key(spec: m.RunSpec) -> tuple[object, ...]:
     """Returns what decides the loaded model: runs with equal keys can share it."""
     return (
@@ -84,4 +94,5 @@ def _load_key(spec: m.RunSpec) -> tuple[object, ...]:
         spec.segment_size,
         spec.grad_checkpoint,
         spec.largest_leaf,
+        spec.chunked,
     )

@@ -75,7 +75,9 @@ def load_with_lora(spec: RunSpec, progress: Callable[[str], None]) -> LoadedMode
     shapes = {name: tuple(tensor.shape) for name, tensor in trainable(model).items()}
     mx.eval(model.parameters())
     progress("checking the backward on a tiny batch")
-    path = choose_path(model, segment_size=spec.segment_size, grad_checkpoint=spec.grad_checkpoint)
+    path = choose_path(
+        model, segment_size=spec.segment_size, grad_checkpoint=spec.grad_checkpoint, chunked=spec.chunked
+    )
     if path.reason:
         progress(path.reason)
     packing = _packing(model, path, spec, progress)

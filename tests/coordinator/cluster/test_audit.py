@@ -26,7 +26,7 @@ from mlxdist.coordinator.training.adamw import no_moments
 from mlxdist.coordinator.training.initial_adapter import draw
 from mlxdist.coordinator.training.startup import plan_sentences
 from mlxdist.coordinator.training.state import State
-from mlxdist.node.link.jobs import Job, Partial, Results
+from mlxdist.node.link.jobs import Job, JobResults, Partial
 from mlxdist.node.work.engine import Engine
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import NodeError
@@ -183,7 +183,7 @@ class Flipping(Engine):
         super().__init__()
         self.inner, self.at, self.bit, self.offered = inner, at, bit, 0
 
-    def perform(self, job: Job, session: m.SessionId, progress: Callable[[str], None]) -> Results:
+    def perform(self, job: Job, session: m.SessionId, progress: Callable[[str], None]) -> JobResults:
         for result in self.inner.perform(job, session, progress):
             if isinstance(result, Partial):
                 self.offered += 1

@@ -191,6 +191,8 @@ def test_another_version_of_a_package_is_refused_with_both_versions(package: str
     node.hello(**{package: "0.31.0"})
     mine = bench.cluster.settings.versions[package]
     turned_away(node, MismatchError, f"mini-1 has {package} 0.31.0, the coordinator {mine}: install the same version")
+    brought = bench.cluster.members.given_up["mini-1"]
+    assert "with: pip install mlx==0.32.4 mlx-lm==0.32.2, or start it with: uvx --with mlx==0.32.4" in str(brought)
 
 
 def test_a_package_that_is_absent_is_refused() -> None:

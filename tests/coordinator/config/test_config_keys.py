@@ -36,7 +36,8 @@ from tests.coordinator.config.run_files import refusal, run_file
         ),
         (
             "[memory]\nqqq = 1",
-            "run.toml:4: memory.qqq is not a key of [memory], which has segment_size, head_chunk, grad_checkpoint",
+            "run.toml:4: memory.qqq is not a key of [memory], which has segment_size, head_chunk, grad_checkpoint, "
+            "gated_delta",
         ),
         (
             "iters = 600",

@@ -3,8 +3,8 @@ from itertools import product
 import pytest
 
 from mlxdist.coordinator.doctor import checks
-from mlxdist.coordinator.fleet.macos import SETTINGS_SCRIPT, MacSettings, read_settings
 from mlxdist.coordinator.launch.quoting import remote_command
+from mlxdist.macos import SETTINGS_SCRIPT, MacSettings, read_settings
 
 MINI = """\
 [power]

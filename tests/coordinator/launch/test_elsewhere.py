@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from mlxdist.coordinator.config.hosts import CoordinatorHost, Hosts, NodeSpec, load_hosts
-from mlxdist.coordinator.launch.detached import EXIT, LOG, NOTHING, PID, running
+from mlxdist.coordinator.launch.detached import ERRORS, EXIT, LOG, NOTHING, PID, running
 from mlxdist.coordinator.launch.elsewhere import elsewhere, own_hosts
 
 TEXT = """\
@@ -59,24 +59,25 @@ def test_the_coordinator_is_reached_as_its_node_is_and_else_as_the_first_node() 
     assert elsewhere(Hosts(None, CoordinatorHost(host="mini"), ()), "pairs").folder == "~/mlxdist/runs/pairs"
 
 
-def test_a_viewer_of_a_run_that_has_ended_shows_all_of_it_and_gives_its_exit_code(tmp_path: Path) -> None:
-    (tmp_path / LOG).write_text("first\nlast\n")
-    (tmp_path / EXIT).write_text("130\n")
-    done = detached("follow", tmp_path)
-    assert (done.stdout, done.returncode) == ("first\nlast\n", 130)
+def test_a_run_that_has_ended_gives_its_exit_code_and_its_errors(tmp_path: Path) -> None:
+    (tmp_path / LOG).write_text("what is shown from its events\n")
+    (tmp_path / ERRORS).write_text("mlxdist: no such file\n")
+    (tmp_path / EXIT).write_text("2\n")
+    done = detached("result", tmp_path)
+    assert (done.stdout, done.stderr, done.returncode) == ("", "mlxdist: no such file\n", 2)
 
 
 def test_a_run_that_was_killed_is_told_with_the_way_to_go_on(tmp_path: Path) -> None:
     (tmp_path / LOG).write_text("first\n")
     (tmp_path / PID).write_text(f"{os.getpid()}\n")  # used again by another program
-    done = detached("follow", tmp_path)
-    assert (done.stdout, done.returncode) == ("first\n", NOTHING)
+    done = detached("result", tmp_path)
+    assert done.returncode == NOTHING
     assert "--resume continues it" in done.stderr
     assert running(tmp_path) is None
 
 
 def test_what_was_never_started_is_neither_shown_nor_stopped(tmp_path: Path) -> None:
-    for verb in ("follow", "stop"):
+    for verb in ("result", "stop"):
         done = detached(verb, tmp_path)
         assert done.returncode == NOTHING
         assert "no run" in done.stderr

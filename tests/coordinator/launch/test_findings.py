@@ -38,6 +38,31 @@ def test_what_a_command_prints_is_one_finding(kind: str, code: int, err: str) ->
     assert "{" not in str(found)
 
 
+def test_every_failure_that_a_host_can_have_is_among_those_that_were_recorded() -> None:
+    talks = talk_finding(Answer(0, "", "", True, talk="hello"))
+    differs = version_finding({"mlx": "1"}, {"mlxdist": "1", "mlx": "2"})
+    assert talks is not None
+    assert differs is not None
+    assert {kind for kind, *_ in (*SSH_FAILED, *COMMAND_FAILED)} | {talks.kind, differs.kind} >= {
+        "unreachable",
+        "host key unknown",
+        "host key changed",
+        "permission denied",
+        "filevault",
+        "shell talks",
+        "interpreter missing",
+        "mlxdist missing",
+        "other version",
+        "model missing",
+        "model differs",
+        "privacy",
+        "port blocked",
+        "local network",
+        "no metal",
+        "disk full",
+    }
+
+
 def test_a_command_that_works_has_no_finding_whatever_it_prints() -> None:
     for _, _, err in COMMAND_FAILED:
         assert of_command(0, err) is None

@@ -67,7 +67,7 @@ def test_the_script_runs_here_and_fits_through_csh() -> None:
 def test_what_keeps_a_host_from_training_is_found_and_what_does_not_is_told() -> None:
     fine = look_of(printed_with_own_versions(MAC_LOOK), ("~/mlxdist/models/qwen",))
     assert fine.blocks is None
-    assert any("shares its memory" in note and "pairs.0a1b2c" in note for note in fine.notes)
+    assert fine.notes == ("other runs work there and share its memory: pairs",)
     cases = {
         "model missing": look_of(printed_with_own_versions(LINUX_LOOK), ("~/mlxdist/models/qwen",)),
         "other version": look_of(LINUX_LOOK.replace("version mlx 0.32.4", "version mlx 0.1")),
@@ -100,6 +100,27 @@ def test_a_host_that_fails_is_named_and_the_others_go_on_if_they_are_enough() ->
     assert any(sentence.startswith("b does not take part: it is off") for sentence in roster.sentences)
     with pytest.raises(NodeError, match="1 of 3 hosts can take part, and 2 are needed:\n  b: it is off"):
         roster_of(cluster(*hosts.nodes, min_nodes=2), seen, OWN)
+
+
+def test_a_cure_that_several_hosts_need_is_said_once() -> None:
+    seen = {name: Seen(blocks=Finding("refused", f"{name} is off", "Turn them on")) for name in "abc"}
+    seen["c"] = Seen(blocks=Finding("no way", "it is far", "Come nearer"))
+    with pytest.raises(NodeError) as error:
+        roster_of(cluster(node("a"), node("b"), node("c")), seen, OWN)
+    assert str(error.value).splitlines() == [
+        "0 of 3 hosts can take part, and 1 is needed:",
+        "  a: a is off",
+        "  b: b is off",
+        "  c: it is far. Come nearer",
+        "Turn them on.",
+    ]
+
+
+def test_the_other_runs_of_a_host_are_one_note_that_names_each_run_once() -> None:
+    line = "other {} /x/python -u -m mlxdist node --launched --name {} --tag {}.0a1b2c3d4e5f"
+    lines = (line.format(pid, name, run) for pid, name, run in ((1, "a", "x.y"), (2, "b", "x.y"), (3, "a", "other")))
+    seen = look_of("\n".join([printed_with_own_versions(LINUX_LOOK), *lines, "other 9 something else"]))
+    assert seen.notes == ("other runs work there and share its memory: x.y, other, 9 something else",)
 
 
 def test_the_coordinator_listens_where_its_hosts_see_it_and_nowhere_else() -> None:

@@ -1,6 +1,8 @@
 """A model read without its parameters: the sizes, targets and refusals are those of the node that loads it."""
 
+import importlib
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from mlx_lm.utils import save_model
 from mlxdist.coordinator.config.run_spec import run_spec
 from mlxdist.coordinator.config.schema import DataConfig, LoraConfig, RunConfig
 from mlxdist.coordinator.memory.model_files import read_model
-from mlxdist.coordinator.memory.model_tree import UnloadableError, read_tree
+from mlxdist.coordinator.memory.model_tree import TOKEN_BY_TOKEN, UnloadableError, read_tree
 from mlxdist.node.work import model as models
 from mlxdist.protocol.errors import ConfigError
 from scripts.tiny_architectures import tiny_config, tiny_model
@@ -138,3 +140,30 @@ def test_a_model_that_cannot_be_loaded_is_told_apart_from_one_that_is_refused(tm
     folder = folder_of(tmp_path / "model", "llama", model_type="unknown_kind")
     with pytest.raises(UnloadableError, match=r"model 'm' cannot be loaded: .*unknown_kind"):
         read_tree(folder, "m", LORA)
+
+
+# ---- layers that are trained token by token
+
+
+@pytest.mark.parametrize(("architecture", "layer"), [("mamba", "MambaBlock"), ("rwkv7", "Rwkv7TimeMixing")])
+def test_layers_that_are_trained_token_by_token_are_named_as_slow(
+    tmp_path: Path, architecture: str, layer: str
+) -> None:
+    tree = read_tree(folder_of(tmp_path / "model", architecture), "m", ALL)
+    assert f"mlx-lm trains 4 layers of this model ({layer}) token by token" in tree.slow
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mamba2", "qwen3_next", "kimi_linear"])
+def test_layers_that_are_trained_in_parallel_or_in_chunks_are_not(tmp_path: Path, architecture: str) -> None:
+    assert not read_tree(folder_of(tmp_path / "model", architecture), "m", ALL).slow
+
+
+def test_every_loop_over_tokens_in_mlx_lm_is_known() -> None:
+    """A new mlx-lm with another one, or without one of these, is noticed here."""
+    import mlx_lm.models
+
+    for module, layer in TOKEN_BY_TOKEN:
+        assert hasattr(importlib.import_module(f"mlx_lm.models.{module}"), layer)
+    sources = {path.stem: path.read_text(encoding="utf-8") for path in Path(mlx_lm.models.__path__[0]).glob("*.py")}
+    looping = {name for name, text in sources.items() if re.search(r"for t in range\((T|L|x\.shape\[1\])\)", text)}
+    assert looping == {module for module, _ in TOKEN_BY_TOKEN} | {"gated_delta"}

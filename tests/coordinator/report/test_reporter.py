@@ -5,7 +5,7 @@ import math
 import re
 import resource
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -39,21 +39,26 @@ class Heard:
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
+        self.recalled: list[str] = []
 
     def stage(self, message: str, progress: float | None) -> None:
         self.calls.append(("stage", message, progress))
 
-    def step(self, report: StepReport) -> None:
-        self.calls.append(("step", report.step))
+    def take(self, event: Mapping[str, Any]) -> None:
+        match event:
+            case {"event": "train", "step": step}:
+                self.calls.append(("step", step))
+            case {"event": "val", "step": step, "loss": loss}:
+                self.calls.append(("val", step, loss))
+            case {"event": "node", "name": name, "state": state, "message": message, "stays": stays}:
+                self.calls.append(("node", name, state, message, stays))
+            case {"paused": paused, "message": message}:
+                self.calls.append(("pause", message, not paused))
+            case {"note": True, "message": message} | {"event": "checkpoint" | "promise", "message": message}:
+                self.calls.append(("say", message))
 
-    def val(self, step: int, loss: float, metrics: Mapping[str, float]) -> None:
-        self.calls.append(("val", step, loss))
-
-    def node(self, name: str, state: str, message: str, *, stays: bool) -> None:
-        self.calls.append(("node", name, state, message, stays))
-
-    def pause(self, sentence: str, *, over: bool) -> None:
-        self.calls.append(("pause", sentence, over))
+    def recall(self, events: Iterable[Mapping[str, Any]], now: float | None = None, shown: int = 0) -> None:
+        self.recalled = [event["event"] for event in events]
 
     def say(self, sentence: str) -> None:
         self.calls.append(("say", sentence))
@@ -368,6 +373,8 @@ def test_a_resumed_run_tells_every_step_once_and_sums_up_as_if_never_interrupted
     second.resume_after(last_saved)
     live_through(run, second, clock, range(last_saved + 1, 5))
     summary = close(second, run)
+
+    assert heard.recalled == ["train", "val", "checkpoint"] * last_saved + ["stage"]
 
     told = [(event["event"], event["step"]) for event in events(run) if event["event"] != "stage"]
     assert told == [(kind, n) for n in range(1, 5) for kind in ("train", "val", "checkpoint")] + [("done", 4)]

@@ -17,8 +17,8 @@ from mlxdist.coordinator.storage.sealed import seal
 from mlxdist.coordinator.training.adamw import no_moments
 from mlxdist.coordinator.training.resume import (
     Earlier,
-    check_rules,
     check_same_bits,
+    check_same_rules,
     check_same_run,
     continued,
     earlier_config,
@@ -34,6 +34,7 @@ from mlxdist.coordinator.training.startup import hours_sentences, schedules
 from mlxdist.coordinator.training.state import (
     FILE,
     PREVIOUS,
+    SEMANTICS,
     VERSION,
     Best,
     State,
@@ -43,6 +44,7 @@ from mlxdist.coordinator.training.state import (
     take_previous,
 )
 from mlxdist.protocol.errors import UserError
+from mlxdist.protocol.numerics import SEMANTICS_VERSION
 
 DIGEST = "a"
 CONFIG = RunConfig(model="m", output=Path("runs"), data=DataConfig(path="rows.jsonl"))
@@ -189,17 +191,29 @@ def test_equal_settings_under_other_rules_are_refused(folder: RunFolder) -> None
         check_same_bits(EARLIER, folder, "2" * 64)
 
 
-def test_a_state_of_older_rules_is_refused_with_what_has_changed_since(folder: RunFolder) -> None:
-    check_rules(EARLIER, folder)
-    first = {key: value for key, value in IDENTITY.items() if key != "semantics"}
-    with pytest.raises(UserError, match=r"rules 1, and these are rules \d.*packed into one.*version of mlxdist"):
-        check_rules(Earlier(STATE, first), folder)
-    with pytest.raises(UserError, match="this mlxdist is older"):
-        check_rules(Earlier(STATE, {**IDENTITY, "semantics": "99"}), folder)
-
-
 def test_the_packing_of_earlier_sessions_is_kept() -> None:
     assert Earlier(STATE, {**IDENTITY, "packing": "by piece"}).packing == "by piece"
+
+
+@pytest.mark.parametrize(
+    ("saved", "words"),
+    [
+        ({}, r"under the rules 1 of an older mlxdist.*chunks of tokens.*packed into one.*init_adapter"),
+        ({SEMANTICS: 1}, r"under the rules 1 of an older mlxdist.*chunks of tokens.*init_adapter"),
+        ({SEMANTICS: SEMANTICS_VERSION + 1}, r"of another mlxdist, and this one has the rules"),
+    ],
+)
+def test_a_run_under_the_rules_of_another_version_is_refused_with_what_has_changed(
+    folder: RunFolder, saved: dict[str, int], words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        check_same_rules(Earlier(STATE, saved), folder)
+
+
+def test_a_state_carries_the_rules_of_its_version(folder: RunFolder) -> None:
+    folder.state.mkdir()
+    save_state(folder, STATE, IDENTITY)
+    check_same_rules(Earlier(*load_state(folder)), folder)
 
 
 def test_the_same_run_goes_on_with_all_that_it_knew(folder: RunFolder) -> None:

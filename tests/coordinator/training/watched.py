@@ -7,7 +7,7 @@ import numpy as np
 
 from mlxdist.coordinator.report.format import StepReport
 from mlxdist.coordinator.training.state import State
-from mlxdist.node.link.jobs import ComputeAssignment, Job, Results
+from mlxdist.node.link.jobs import ComputeAssignment, Job, JobResults
 from mlxdist.node.work.engine import Engine
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.methods import METHODS
@@ -21,7 +21,7 @@ class Watched(Engine):
         super().__init__()
         self.asked: list[ComputeAssignment] = []
 
-    def perform(self, job: Job, session: m.SessionId, progress: Callable[[str], None]) -> Results:
+    def perform(self, job: Job, session: m.SessionId, progress: Callable[[str], None]) -> JobResults:
         if isinstance(job, ComputeAssignment):
             self.asked.append(job)
         return super().perform(job, session, progress)

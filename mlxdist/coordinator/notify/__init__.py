@@ -1,0 +1,1 @@
+"""Notifications: one POST to an address of the user when a run ends, waits, loses a node, or gets better."""

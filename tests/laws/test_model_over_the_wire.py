@@ -1,0 +1,349 @@
+"""A node without the model gets it from the coordinator: whole or not at all, whatever happens on the way."""
+
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from mlxdist.coordinator.fleet.model_source import ModelSource
+from mlxdist.node.work.locate import Locator
+from mlxdist.protocol import messages as m
+from mlxdist.protocol.errors import MlxdistError, WireError
+from mlxdist.protocol.model_files import WINDOW, checked_files, model_digest
+from mlxdist.protocol.transport import DATA, PROBE
+from mlxdist.protocol.vectors import BLOCK_BYTES
+from mlxdist.protocol.wire import decode, encode
+from tests.coordinator.cluster.scripted_node import MANIFEST, SPEC, new_cluster
+from tests.memory_cluster import RunningCluster
+from tests.memory_nodes import MemoryNode, PretendedEngine
+
+SIZES = {"config.json": 40, "model.safetensors": 3 * BLOCK_BYTES + 5, "tokenizer.json": BLOCK_BYTES, "empty.txt": 0}
+BLOCKS = 1 + 4 + 1  # of these files
+
+
+class Sharing(RunningCluster):
+    """A coordinator with a model's folder, and nodes without. Blocks on their way down are counted."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.there, self.homes = folder / "there", folder / "homes"
+        draw = random.Random(3)
+        self.there.mkdir()
+        for name, size in SIZES.items():
+            (self.there / name).write_bytes(draw.randbytes(size))
+        (self.there / "code.py").write_text("raise SystemExit")
+        self.locators: list[Locator] = []
+        self.blocks = 0  # that were sent
+        self.cut_at: int | None = None  # the connection breaks in place of this block
+        self.begin()
+
+    def begin(self, incarnation: int = 5) -> None:
+        """A coordinator starts."""
+        spec = msgspec.structs.replace(SPEC, model="/a/place/of/the/coordinator")
+        source = ModelSource(self.there, self.homes / "hashes.json")
+        self.told: list[str] = []
+        cluster = new_cluster(spec=spec, incarnation=incarnation)
+        self.coordinate(cluster, lambda news: None, model=source)
+
+    def node(self, name: str = "a", *, margin: int = 0) -> MemoryNode:
+        """A node that has no copy joins."""
+        engine = PretendedEngine(MANIFEST, lambda job, leaf: np.zeros(1), lambda job, leaf: np.zeros(1))
+        engine.locator = Locator(self.homes / name, margin=margin)
+        self.locators.append(engine.locator)
+        return self.join(engine, name)
+
+    def send(self, parcel: object) -> bool:
+        """Counts the blocks, and breaks the connection at one of them."""
+        message, _ = decode(parcel.frames)  # type: ignore[attr-defined]
+        if isinstance(message, m.FileBlock):
+            self.blocks += 1
+            if self.blocks == self.cut_at:
+                wire = self.wires[parcel.channel, parcel.peer]  # type: ignore[attr-defined]
+                wire.lose_all()
+                wire.up.append(list(PROBE))
+                return True
+        return super().send(parcel)  # type: ignore[arg-type]
+
+    def turn(self) -> None:
+        """A moment goes by, in which each node sends a heartbeat."""
+        self.pump()
+        self.now += 0.1
+        for node in self.nodes.values():
+            if node.session is not None:
+                node.control.send(encode(m.Heartbeat(node.session.id, 1, True)))
+
+    def go_on(self) -> str:
+        """All that happens until nothing does. Returns the news as lines."""
+        for _ in range(300):
+            self.turn()
+            while self.cluster.news:
+                self.told.append(self.cluster.news.popleft().message)
+            if all(each.refusal for each in self.nodes.values()) or self.ready():
+                break
+        return "\n".join(self.told)
+
+    def ready(self) -> bool:
+        return {node.name for node in self.cluster.ready()} == set(self.nodes)
+
+    def arrived(self, name: str = "a") -> dict[str, bytes]:
+        """The files of the model at a node, by name; what is not whole is left out."""
+        found = {}
+        for path in (self.homes / name).glob("*/*"):
+            if path.suffix != ".part" and not path.name.startswith("."):
+                found[path.name] = path.read_bytes()
+        return found
+
+    @property
+    def right(self) -> dict[str, bytes]:
+        return {name: (self.there / name).read_bytes() for name in SIZES}
+
+
+@pytest.fixture
+def sharing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sharing]:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    sharing = Sharing(tmp_path)
+    yield sharing
+    for locator in sharing.locators:
+        locator.close()
+    shutil.rmtree(tmp_path)
+
+
+def test_a_node_without_the_model_gets_its_files_and_no_others_and_works(sharing: Sharing) -> None:
+    node = sharing.node()
+    said = sharing.go_on()
+    assert sharing.ready(), said
+    assert sharing.arrived() == sharing.right
+    assert sharing.blocks == BLOCKS
+    assert "it gets 4.2 MB from here" in said
+    (folder,) = (sharing.homes / "a").iterdir()
+    files = next(one.files for one in node.heard if isinstance(one, m.ModelFiles))
+    assert folder.name == model_digest(files)[:32]
+
+
+@pytest.mark.parametrize("cut", range(1, BLOCKS + 1))
+def test_after_a_cut_at_any_block_the_rest_comes_and_nothing_comes_twice(sharing: Sharing, cut: int) -> None:
+    """But for blocks that were under way, or had come and were not written yet."""
+    sharing.cut_at = cut
+    sharing.node()
+    assert sharing.go_on()
+    assert sharing.ready()
+    assert sharing.arrived() == sharing.right
+    assert sharing.blocks <= BLOCKS + WINDOW
+
+
+@pytest.mark.parametrize("cut", [2, 5])
+def test_a_coordinator_that_comes_back_sends_the_rest(sharing: Sharing, cut: int) -> None:
+    node = sharing.node()
+    while sharing.blocks < cut:
+        sharing.turn()
+    before = sharing.blocks
+    sharing.begin(incarnation=6)
+    node.register()
+    assert "% of 4.2 MB of the model's files are on this disk already" in sharing.go_on()
+    assert sharing.arrived() == sharing.right
+    assert sharing.blocks <= BLOCKS + WINDOW
+    assert sharing.blocks > before
+
+
+@pytest.mark.parametrize("damage", [1, 3])
+def test_a_block_that_arrives_damaged_is_asked_for_again(sharing: Sharing, damage: int) -> None:
+    sharing.damage_down = damage
+    sharing.node()
+    sharing.go_on()
+    assert sharing.arrived() == sharing.right
+    assert sharing.blocks == BLOCKS + damage
+
+
+def test_a_link_that_damages_every_block_is_given_up_with_a_sentence(sharing: Sharing) -> None:
+    sharing.damage_down = 100
+    node = sharing.node()
+    sharing.go_on()
+    assert "4 blocks in a row of " in node.refusal
+    assert not sharing.ready()
+    assert sharing.arrived() == {}
+
+
+def test_a_part_that_was_spoiled_on_the_disk_is_found_by_the_hash_deleted_and_said(sharing: Sharing) -> None:
+    sharing.cut_at = 4
+    sharing.node()
+    while sharing.blocks < 4:
+        sharing.turn()
+    (part,) = (sharing.homes / "a").glob("*/model.safetensors.part")
+    part.write_bytes(bytes(part.stat().st_size // BLOCK_BYTES * BLOCK_BYTES))
+    assert "model.safetensors arrived with another hash than it has there: deleted" in sharing.go_on()
+    assert sharing.arrived() == sharing.right
+    assert not list((sharing.homes / "a").glob("*/*.part"))
+
+
+def test_a_disk_that_would_not_hold_the_model_refuses_before_the_first_byte(sharing: Sharing) -> None:
+    node = sharing.node(margin=2**50)
+    sharing.go_on()
+    assert "the model needs 4.2 MB on this Mac, and the disk of" in node.refusal
+    assert "free some space" in node.refusal
+    assert sharing.blocks == 0
+    assert not list((sharing.homes / "a").glob("*/*.part"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../evil.json", "/etc/evil.json", "a/b.json", "..", ".json", "run.py", "x.safetensors.part", "a\n.json", "ä.json"],
+)
+def test_a_name_that_no_model_file_has_is_refused_before_a_path_is_made(sharing: Sharing, name: str) -> None:
+    hostile = m.ModelFile(name, 3, "0" * 64)
+    with pytest.raises(WireError, match="which no model has"):
+        checked_files((m.ModelFile("config.json", 3, "0" * 64), hostile))
+    engine = PretendedEngine(MANIFEST, lambda job, leaf: np.zeros(1), lambda job, leaf: np.zeros(1))
+    engine.locator = locator = Locator(sharing.homes / "a")
+    node = MemoryNode("x", sharing, engine, {})
+    from mlxdist.node.link.jobs import FetchModel, LoadModel
+
+    session = m.SessionId("run", 1, "1")
+    assert list(locator.locate(LoadModel(sharing.cluster.settings.spec), session))
+    with pytest.raises(MlxdistError):
+        list(locator.locate(FetchModel((hostile,)), session))
+    assert not sharing.homes.exists()
+    assert node.name == "x"
+
+
+def test_two_names_that_a_disk_of_a_mac_takes_for_one_are_refused() -> None:
+    with pytest.raises(WireError):
+        checked_files((m.ModelFile("a.json", 3, "0" * 64), m.ModelFile("A.json", 3, "1" * 64)))
+
+
+@pytest.mark.parametrize("where", ["hub", "another model"])
+def test_a_file_that_is_on_the_disk_already_is_not_sent(sharing: Sharing, tmp_path: Path, where: str) -> None:
+    folders = {
+        "hub": tmp_path / "hub" / "models--x--y" / "snapshots" / "1",
+        "another model": sharing.homes / "a" / ("1" * 32),
+    }
+    folders[where].mkdir(parents=True)
+    shutil.copy(sharing.there / "model.safetensors", folders[where])
+    (folders[where] / "tokenizer.json").write_bytes(bytes(SIZES["tokenizer.json"]))  # same size, other bytes
+    sharing.node()
+    sharing.go_on()
+    assert sharing.blocks == BLOCKS - 4
+    assert sharing.right.items() <= sharing.arrived().items()
+    got = next(path for path in (sharing.homes / "a").glob("*/model.safetensors") if path.is_symlink())
+    assert got.read_bytes() == sharing.right["model.safetensors"]
+
+
+def test_a_model_that_came_once_is_not_sent_again(sharing: Sharing) -> None:
+    sharing.node()
+    sharing.go_on()
+    sent = sharing.blocks
+    sharing.begin(incarnation=6)
+    sharing.nodes["a"].register()
+    sharing.go_on()
+    assert sharing.ready()
+    assert sharing.blocks == sent
+
+
+def test_hashes_are_computed_once_and_again_for_a_file_that_changed(sharing: Sharing) -> None:
+    sharing.node()
+    sharing.go_on()
+    config, remembered = sharing.there / "config.json", sharing.homes / "hashes.json"
+    text = remembered.read_text()
+    (first,) = [entry for path, entry in msgspec.json.decode(text).items() if path.endswith("config.json")]
+    remembered.write_text(text.replace(first[3], "0" * 64))
+    listed = ModelSource(sharing.there, remembered)._list().files
+    assert next(file.sha256 for file in listed if file.name == "config.json") == "0" * 64, "it was remembered"
+    config.write_bytes(bytes(SIZES["config.json"]))
+    os.utime(config, ns=(1, 1))
+    listed = ModelSource(sharing.there, remembered)._list().files
+    assert next(file.sha256 for file in listed if file.name == "config.json") != "0" * 64
+
+
+def test_a_file_that_changes_at_the_coordinator_ends_the_transfer_and_not_the_run(sharing: Sharing) -> None:
+    node = sharing.node()
+    while sharing.blocks < 3:
+        sharing.turn()
+    os.utime(sharing.there / "model.safetensors", ns=(1, 1))
+    said = sharing.go_on()
+    assert "model.safetensors has changed since the run began" in said
+    assert "and not here: it looks at the hub" in said
+    assert sharing.cluster.failure is None
+    assert node.refusal == ""
+    assert "model.safetensors" not in sharing.arrived()
+
+
+def test_a_coordinator_without_a_copy_leaves_the_node_to_the_hub(sharing: Sharing) -> None:
+    sharing.cluster.model.shared = False
+    sharing.node()
+    assert "it looks at the hub" in sharing.go_on()
+    assert sharing.ready(), "the pretended engine finds it there"
+    assert sharing.blocks == 0
+
+
+def test_a_node_that_is_forgotten_in_the_middle_is_sent_no_more(sharing: Sharing) -> None:
+    node = sharing.node()
+    while sharing.blocks < 3:
+        sharing.turn()
+    from mlxdist.protocol.transport import REVOKED, Parcel
+
+    assert node.wire is not None
+    sharing.inbox.append(Parcel(DATA, node.wire.peer, [], REVOKED))
+    sent = sharing.blocks
+    sharing.go_on()
+    assert "its key was taken off the list" in node.refusal
+    assert sharing.blocks == sent
+    assert not sharing.cluster.model.under_way("a")
+
+
+def test_a_node_that_does_not_read_holds_a_window_of_blocks_and_no_more(sharing: Sharing) -> None:
+    node = sharing.node()
+    while sharing.blocks < 1:
+        sharing.turn()
+    assert node.wire is not None
+    node.wire.down.clear()
+    asked = sharing.blocks
+    for block in range(20):
+        if node.restarts or node.refusal:
+            break
+        sharing.post(DATA, node.wire.peer, encode(m.BlockWanted(node.session.id, 1, block % 4)))  # type: ignore[union-attr]
+        for _ in range(3):
+            sharing.fleet._pump(0.0)
+            node.wire.down.clear()
+            sharing.now += 0.3
+    assert sharing.blocks - asked <= WINDOW
+
+
+def quiet_or_not(sharing: Sharing, busy: bool) -> Callable[[], None]:
+    def look() -> None:
+        if busy:
+            sharing.cluster.transfers.moved = sharing.now
+
+    return look
+
+
+def test_while_vectors_travel_a_block_waits_twenty_times_as_long_as_one_takes(sharing: Sharing) -> None:
+    """Each look at the cluster is 10 ms: first without vectors, then with."""
+    looks = {}
+    for busy in (False, True):
+        name = f"busy {busy}"
+        node, look, began = sharing.node(name.replace(" ", "-")), quiet_or_not(sharing, busy), sharing.now
+        for _ in range(5000):
+            look()
+            sharing.pump()
+            sharing.now += 0.01
+            if node.name in {one.name for one in sharing.cluster.ready()}:
+                break
+        looks[busy] = sharing.now - began
+    assert looks[True] > 5 * looks[False]
+    assert looks[True] < 60
+
+
+def test_a_node_that_gets_the_model_is_waited_for_and_does_not_count_until_it_is_ready(sharing: Sharing) -> None:
+    sharing.node()
+    while sharing.blocks < 3:
+        sharing.pump()
+    assert sharing.cluster.nodes["a"].state.value == "fetching"
+    assert sharing.cluster.ready() == []
+    sharing.now += 100.0
+    sharing.cluster.receive(sharing.inbox.pop(), sharing.now) if sharing.inbox else None
+    assert sharing.fleet.wait_for_nodes(1, 1, timeout=0.0) == 1
+    assert sharing.arrived() == sharing.right
