@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mlxdist.coordinator.batch.micro_batches import cut
 from mlxdist.coordinator.methods.reference_logps import References
 from mlxdist.protocol.losses import LABEL_SMOOTHING
 from tests.cases import slow_but
@@ -130,8 +131,9 @@ def test_one_node_with_desirable_and_one_with_undesirable_rows_is_the_global_bat
     model: Path, engines: list[Watched]
 ) -> None:
     batch = replace(BATCH, size=4)
-    (window,) = case_of("kto", batch, rows=labeled((1, 1, 0, 0))).order()[0].windows
-    labels = [int(row in window[:2]) for row in range(4)]  # the first node gets the first half of the window
+    drawn = case_of("kto", batch, rows=labeled((1, 1, 0, 0)))
+    order = cut(drawn.order()[0], drawn.stored(drawn.rows), BATCH.leaf_tokens).order  # type: ignore[arg-type]
+    labels = [int(row in order[:2]) for row in range(4)]  # the first node gets the first half of the leaves
     case = case_of("kto", batch, rows=labeled(labels), total_steps=1)
     for engine in engines:
         engine.asked.clear()

@@ -99,12 +99,12 @@ def test_a_worker_runs_the_reference_only_for_what_it_is_not_told(loss: str, mod
         return row_outputs(computer, leaf, loss, scalars, inputs)
 
     fresh = columns((UNKNOWN, UNKNOWN), (UNKNOWN, UNKNOWN))
-    assert computer.forwards == [2]
+    assert computer.forwards == [1]
     again = columns(tuple(fresh[:, 3].tolist()), tuple(fresh[:, 4].tolist()))
-    assert computer.forwards == [2]
+    assert computer.forwards == [1]
     assert np.array_equal(again, fresh)
     mixed = columns((-10.0, UNKNOWN), (-20.0, UNKNOWN))
-    assert computer.forwards == [2, 2]
+    assert computer.forwards == [1, 1]
     assert mixed[0, 3:].tolist() == [-10.0, -20.0]
     assert np.array_equal(mixed[1, 3:], fresh[1, 3:])
 
@@ -173,7 +173,7 @@ def test_a_late_joiner_gets_the_initial_reference_and_changes_no_bit(
             joined.append(nodes.join(engines[2]))
 
     late = train_here(case, model, engines[:2], before=join_at_step_3)
-    assert {job.assignment.step for job in engines[2].asked} <= {4, 5} != set()
+    assert {job.assignment.step for job in engines[2].asked} <= {3, 4, 5}
     assert engines[2].asked
     for node in everyone[0].nodes.values():
         offers = [message.kind for message in node.heard if isinstance(message, m.VectorOffer)]

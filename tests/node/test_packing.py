@@ -103,7 +103,7 @@ def test_a_model_with_learned_positions_is_computed_row_by_row_and_says_why() ->
 
 def test_what_differs_only_on_a_row_longer_than_a_threshold_is_seen_at_the_size_of_the_leaf() -> None:
     """Scale by position: the tiny batch alone does not reach the length at which it begins."""
-    model = tiny_model("ministral3")
+    model = tiny_model("llama")
     add_lora(model)
     attention = type(model.layers[0].self_attn)
     call = attention.__call__

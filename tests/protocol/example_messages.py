@@ -3,7 +3,7 @@
 import types
 import typing
 from collections.abc import Iterator
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 from hypothesis import strategies as st
@@ -24,6 +24,8 @@ def example(kind: Any) -> Any:
     inner = get_args(kind)
     if get_origin(kind) is Annotated:
         return example(inner[0])
+    if get_origin(kind) is Literal:
+        return inner[-1]
     if get_origin(kind) is tuple:
         return (example(inner[0]), example(inner[0]))
     if get_origin(kind) is dict:
@@ -48,6 +50,8 @@ def drawn(kind: Any) -> st.SearchStrategy[Any]:
     inner = get_args(kind)
     if get_origin(kind) is Annotated:
         return limited(inner[0], inner[1])
+    if get_origin(kind) is Literal:
+        return st.sampled_from(inner)
     if get_origin(kind) is tuple:
         return st.lists(drawn(inner[0]), max_size=3).map(tuple)
     if get_origin(kind) is dict:

@@ -96,8 +96,10 @@ def free_bytes(nodes: Sequence[NodeSpec], limits: Mapping[str, tuple[int, int]])
 def leaf_size(config: RunConfig, rows: Sequence[Rows], adapter: int) -> LeafSize:
     """Returns the largest leaf that can be made of `rows` (of training and validation)."""
     longest = min(max(int(each.lengths.max()) for each in rows if len(each)), config.batch.max_length)
-    tokens = leaf_limit(config, rows)
-    return LeafSize(longest, tokens, tokens, adapter)
+    tokens, leaf_tokens = leaf_limit(config, rows), resolved_leaf_tokens(config, rows[0]).batch.leaf_tokens
+    assert leaf_tokens != "auto"
+    several = any(len(each) > 1 for each in rows)
+    return LeafSize(longest, tokens, tokens, adapter, leaf_tokens if several else 0)
 
 
 def leaf_limit(config: RunConfig, rows: Sequence[Rows]) -> int:

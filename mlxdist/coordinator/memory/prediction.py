@@ -9,7 +9,7 @@ are bytes.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 WHOLE_GRAPH = 0  # the segment size at which the activations of every layer are kept
@@ -45,6 +45,13 @@ class LeafSize:
     tokens: int  # T, of all of its rows; what a pair shares counts once
     picked: int  # P, targets of all rows
     adapter: int = 0  # trainable parameters
+    leaf_tokens: int = 0  # tokens that short rows fill a leaf to; 0: the leaf shrinks with its longest row
+
+    def shorter(self, length: int) -> "LeafSize":
+        """Returns the largest leaf where no row is longer than `length` tokens, all of which are targets."""
+        filled = min(length, self.leaf_tokens) + self.leaf_tokens
+        tokens = min(max(length, length * self.tokens // self.length, filled), max(self.tokens, length))
+        return replace(self, length=length, tokens=tokens, picked=tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +180,7 @@ def largest_length(shape: ModelShape, leaf: LeafSize, free: float, **asked: int 
     low, high = 0, leaf.length
     while low < high:
         middle = (low + high + 1) // 2
-        tokens = max(middle, middle * leaf.tokens // leaf.length)
-        smaller = LeafSize(middle, tokens, tokens, leaf.adapter)
-        fits = choose(shape, smaller, free, **asked) is not None
+        fits = choose(shape, leaf.shorter(middle), free, **asked) is not None
         low, high = (middle, high) if fits else (low, middle - 1)
     return low
 

@@ -50,10 +50,13 @@ SHAPES = st.builds(
     half=st.booleans(),
 )
 LEAVES = st.builds(
-    lambda length, share, rows: LeafSize(length, length * rows, max(1, int(length * share)) * rows, 10**7),
+    lambda length, share, rows, filled: LeafSize(
+        length, max(length * rows, 2 * filled), max(1, int(length * share)) * rows, 10**7, filled
+    ),
     length=st.integers(16, 32768),
     share=st.floats(0.01, 1),
     rows=st.integers(1, 8),
+    filled=st.sampled_from([0, 64, 512]),
 )
 
 
@@ -130,9 +133,7 @@ def test_the_largest_length_fits_and_the_next_one_does_not(shape: ModelShape, le
     assert 0 <= found <= leaf.length
 
     def fits(length: int) -> bool:
-        tokens = max(length, length * leaf.tokens // leaf.length)
-        size = LeafSize(length, tokens, tokens, leaf.adapter)
-        return choose(shape, size, free) is not None
+        return choose(shape, leaf.shorter(length), free) is not None
 
     assert found == 0 or fits(found)
     assert found == leaf.length or not fits(found + 1)
