@@ -76,7 +76,7 @@ def sha(state: State) -> str:
         pytest.param(BatchConfig(size=4, leaf_tokens=16, grad_accum_steps=2), marks=pytest.mark.slow),
         BatchConfig(size=3, leaf_tokens=60, grad_accum_steps=2, remainder="keep"),
     ],
-    ids=["micro 1", "micro 3", "accumulated, short last step", "kept remainder"],
+    ids=["a row a leaf", "a few rows", "accumulated, short last step", "kept remainder"],
 )
 def test_the_adapter_has_the_same_bits_for_every_number_of_nodes(trained: Trainer, batch: BatchConfig) -> None:
     rows = rows_of_many_lengths(20)
@@ -95,7 +95,7 @@ def test_the_adapter_has_the_same_bits_for_every_number_of_nodes(trained: Traine
         BatchConfig(size=12, leaf_tokens=150),
         BatchConfig(size=6, grad_accum_steps=2),
     ],
-    ids=["micro 1", "micro 5", "two windows"],
+    ids=["a row a leaf", "a few rows", "two windows"],
 )
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_every_step_equals_plain_mlx_over_the_whole_batch(

@@ -68,11 +68,11 @@ def sha(path: Path) -> str:
     "batch",
     [
         BatchConfig(size=8, leaf_tokens=16),
-        # 3 windows per epoch: steps of 2 and of 1 window, each with leaves of 3, 3 and 2 rows
+        # 3 windows per epoch: steps of 2 and of 1 window
         BatchConfig(size=8, leaf_tokens=90, grad_accum_steps=2),
         BatchConfig(size=2, leaf_tokens=16),
     ],
-    ids=["micro 1", "micro 3, accumulated, short last step", "more nodes than leaves"],
+    ids=["a row a leaf", "accumulated, short last step", "more nodes than leaves"],
 )
 def test_saved_adapters_are_byte_identical_for_1_2_3_and_5_nodes(
     batch: BatchConfig, pools: Pools, model: Path, data: Path, tmp_path: Path

@@ -19,8 +19,11 @@ LONGEST_ROWS = 500  # whose tokens are counted, of pairs
 
 
 def auto_leaf_tokens(data: Rows, batch: BatchConfig, method: str) -> int:
-    """Returns min(512, tokens of the median window / 8), at least 1. The windows are the first of the first epoch."""
-    return max(min(MOST, window_tokens(data, batch, method) // PARTS), 1)
+    """Returns min(512, tokens of the median window / 8), rounded up so that this window has 8 leaves.
+
+    The windows are the first ones of the first epoch.
+    """
+    return max(min(MOST, -(-window_tokens(data, batch, method) // PARTS)), 1)
 
 
 def window_tokens(data: Rows, batch: BatchConfig, method: str) -> int:

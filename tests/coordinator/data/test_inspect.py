@@ -53,7 +53,7 @@ def test_leaves_and_their_fill_are_those_that_a_step_is_cut_into(tmp_path: Path)
     given = facts_of(tmp_path, texts(10, 20, 30, 40), size=4, leaf_tokens=60).batch
     assert auto is not None
     assert given is not None
-    assert (auto.leaf_tokens, auto.leaves) == (100 // 8, 4)
+    assert (auto.leaf_tokens, auto.leaves) == (13, 4)
     assert (given.leaf_tokens, given.leaves, given.fill) == (60, 2, pytest.approx(100 / 120))
     assert (given.steps_per_epoch, given.size) == (1, 4)
 

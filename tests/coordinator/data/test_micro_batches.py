@@ -109,7 +109,7 @@ def test_auto_is_an_eighth_of_the_median_window_and_at_most_512_tokens(tmp_path:
     config = toy_config("x", size=8).batch
     tokens = window_tokens(short.train, config, "sft")
     assert tokens == 8 * len(short.train.rows(0)[0].ids)
-    assert auto_leaf_tokens(short.train, config, "sft") == tokens // 8
+    assert auto_leaf_tokens(short.train, config, "sft") == -(-tokens // 8)
     long = toy_read(tmp_path, texts(*[900] * 8), max_length=1024)
     assert auto_leaf_tokens(long.train, config, "sft") == 512
 
