@@ -83,10 +83,10 @@ class Measured:
 
 
 @contextmanager
-def tunnels(bed: Bed, names: Sequence[str]) -> Iterator[None]:
+def tunnels(bed: Bed, names: Sequence[str], more: Sequence[str]) -> Iterator[None]:
     """Both ports of the coordinator on each Mac's own loopback, through ssh -R, for a block."""
     ports = [word for port in (PORT, PORT + 1) for word in ("-R", f"127.0.0.1:{port}:127.0.0.1:{port}")]
-    options = ["-o", "BatchMode=yes", "-o", "ExitOnForwardFailure=yes", "-N", *ports]
+    options = ["-o", "BatchMode=yes", "-o", "ExitOnForwardFailure=yes", *more, "-N", *ports]
     running = [subprocess.Popen(bed.here("ssh", *options, name), env=bed.environment) for name in names]
     try:
         yield
@@ -126,7 +126,9 @@ def equal_shares(nodes: Mapping[str, NodeSeconds], span: Span | None = None) -> 
     return {name: Span(*edge) for name, edge in zip(nodes, pairwise(edges), strict=True) if edge[0] < edge[1]}
 
 
-def measure(bed: Bed, case: Case, steps: int, more: Sequence[int] = MORE) -> Iterator[Measured]:
+def measure(
+    bed: Bed, case: Case, steps: int, more: Sequence[int] = MORE, ssh_options: Sequence[str] = ()
+) -> Iterator[Measured]:
     """Yields a measurement for each number of leaves: four for each node, and so many `more`.
 
     Without more, each node sends one partial. Each measurement is a step to warm up, and then `steps` of them.
@@ -150,7 +152,7 @@ def measure(bed: Bed, case: Case, steps: int, more: Sequence[int] = MORE) -> Ite
         fleet = Fleet(cluster, hub)
         stack.callback(fleet.close, "the measurement is over")
         if case.transport == "ssh":
-            stack.enter_context(tunnels(bed, names))
+            stack.enter_context(tunnels(bed, names, ssh_options))
         stack.enter_context(nodes(bed, case, names, access))
         fleet.wait_for_nodes(case.nodes, case.nodes, 120)
         number = count()
@@ -192,6 +194,7 @@ def main() -> None:
     parser.add_argument("--transports", nargs="+", default=TRANSPORTS, choices=TRANSPORTS)
     parser.add_argument("--leaf-seconds", type=float, default=0.25, help="computation of a leaf")
     parser.add_argument("--more", type=int, nargs="+", default=MORE, help="leaves beyond four for each node")
+    parser.add_argument("--ssh-options", default="", help="further words for ssh, as '-o Ciphers=aes128-ctr'")
     parser.add_argument("--steps", type=int, default=3)
     given = parser.parse_args()
     if reason := why_not():
@@ -203,7 +206,7 @@ def main() -> None:
         with cluster_bed(folder / "macs", MACS) as bed:
             for values in product(given.mbit, given.transports, given.megabytes, given.nodes):
                 case = Case(*values, given.leaf_seconds)
-                for measured in measure(bed, case, given.steps, given.more):
+                for measured in measure(bed, case, given.steps, given.more, given.ssh_options.split()):
                     found.append({**asdict(case), **{key: round(value, 3) for key, value in asdict(measured).items()}})
                     print(json.dumps(found[-1]), file=sys.stderr, flush=True)
     print(json.dumps({"machine": machine(), "steps": given.steps, "cases": found}, indent=1))

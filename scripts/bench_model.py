@@ -40,8 +40,8 @@ from scripts.cluster_bed import HUB, Bed, cluster_bed, why_not
 from scripts.cluster_bed_macs import MACS
 from scripts.local_cluster import machine
 
-MODEL_BYTES = 4_000_000_000  # sparse, and more than is sent in any case
-START_SECONDS = 300.0
+MODEL_BYTES = 2_000_000_000  # sparse, and more than is sent in any case
+START_SECONDS = 600.0
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,7 @@ def measure(architecture: str) -> dict[str, Any]:
     from mlxdist.coordinator.memory.prediction import LeafSize, model_shape, peak
     from mlxdist.node.backward.backward import GradientPath, backward
     from mlxdist.node.backward.choose_path import choose_path
+    from mlxdist.node.backward.chunked_layers import has_gated_delta
     from mlxdist.node.backward.events import gathered
     from mlxdist.node.backward.parameters import trainable
     from scripts.plain_gradient import padded_rows
@@ -77,7 +78,7 @@ def measure(architecture: str) -> dict[str, Any]:
             mx.clear_cache()
             before = mx.get_active_memory()
             mx.reset_peak_memory()
-            path = GradientPath(segment_size=segment)
+            path = GradientPath(segment_size=segment, chunked=has_gated_delta(model))
             gathered(backward(model, [rows], lambda sums: -sums[0].sum(), head_chunk=CHUNK, path=path))
             taken = mx.get_peak_memory() - before
             predicted = peak(shape, LeafSize(length, length, length, adapter), segment_size=segment, head_chunk=CHUNK)

@@ -18,6 +18,7 @@
 #                                runs a long silent command and prints the sentence, a dot every 2 seconds, and the
 #                                seconds it took; prints the end of the command's output when it fails.
 # mlxdist_say SENTENCE           prints one line on stderr, like the stages.
+# mlxdist_peft                   installs peft and torch into .venv/peft, for one test; returns 1 where that is not possible.
 #
 # MLXDIST_PYTHON names the interpreter to make the environment from; the default is the first suitable one found.
 
@@ -171,6 +172,24 @@ _mlxdist_browser() {
     command -v chromium >/dev/null 2>&1 || command -v google-chrome >/dev/null 2>&1 ||
         _mlxdist_install "Installing a browser for tests" chromium ||
         mlxdist_say "The tests of the page in a browser are skipped: apt install chromium"
+}
+
+# Installs Hugging Face's peft with torch for the CPU into $PEFT, a folder that only its own test has in its path:
+# transformers imports torch wherever it finds it, so every other process would start later. Torch's build without CUDA
+# (192 MB in place of 2.7 GB) is on PyPI for Macs, and for x86 Linux on the index of PyTorch. Returns 1 without it.
+mlxdist_peft() {
+    local torch="torch==2.13.0"
+    [ "$(uname -sm)" != "Linux x86_64" ] || torch="torch==2.13.0+cpu"
+    PEFT="$(_mlxdist_root)/.venv/peft"
+    export PEFT
+    [ -f "$PEFT/complete" ] && return 0
+    rm -rf "$PEFT"
+    mlxdist_stage "Installing torch for the test with peft" "$PYTHON" -m pip install --disable-pip-version-check \
+        --no-input --no-deps --target "$PEFT" --retries 1 --timeout 30 \
+        --extra-index-url https://download.pytorch.org/whl/cpu "$torch" &&
+        mlxdist_stage "Installing peft" "$PYTHON" -m pip install --disable-pip-version-check --no-input --no-deps \
+            --target "$PEFT" "peft>=0.18" accelerate sympy mpmath networkx &&
+        touch "$PEFT/complete"
 }
 
 mlxdist_environment() {

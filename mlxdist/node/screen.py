@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 from mlxdist.macos import speed_limit
 from mlxdist.node.supervisor import Supervisor
+from mlxdist.protocol.limits import Heat
 from mlxdist.protocol.messages import HeartbeatAck
 from mlxdist.protocol.model_files import size_phrase
 
@@ -13,10 +14,17 @@ DRAW_SECONDS = 2.0
 HEAT_EVERY = 15  # lines, between questions whether macOS slows the processor down
 
 
-def line(place: str, standing: HeartbeatAck | None, percent: int | None, fetched: tuple[int, int] | None = None) -> str:
+def line(
+    place: str,
+    standing: HeartbeatAck | None,
+    percent: int | None,
+    fetched: tuple[int, int] | None = None,
+    heat: Heat = "",
+) -> str:
     """Returns the line. `standing`: the coordinator's last word; None: none in this session. `percent`: the speed.
 
-    `fetched`: bytes of the model that are here, of all, while it comes from there.
+    `fetched`: bytes of the model that are here, of all, while it comes from there. `heat`: the thermal pressure, which
+    every Mac says, while only some say a speed.
     """
     if standing is None:
         return f"waits for a run of {place}"
@@ -32,6 +40,8 @@ def line(place: str, standing: HeartbeatAck | None, percent: int | None, fetched
         parts.append(f"{standing.peak_bytes / 1e9:.1f} GB")
     if percent is not None and percent < 100:
         parts.append(f"slowed to {percent} % by its heat")
+    elif heat not in ("", "nominal"):
+        parts.append(f"{heat} thermal pressure")
     return f"works for {place}: {', '.join(parts) or 'getting ready'}; Ctrl-C leaves"
 
 
@@ -54,9 +64,8 @@ def screen(supervisor: Supervisor, place: str) -> Iterator[None]:
                 percent = speed_limit() if drawn % HEAT_EVERY == 0 else percent
                 standing = supervisor.standing if supervisor.session is not None else None
                 fetched = supervisor.worker.fetched if supervisor.worker is not None else None
-                live.update(
-                    Text(line(place, standing, percent, fetched), no_wrap=True, overflow="ellipsis"), refresh=True
-                )
+                words = line(place, standing, percent, fetched, supervisor.strain.heat)
+                live.update(Text(words, no_wrap=True, overflow="ellipsis"), refresh=True)
                 drawn += 1
                 if over.wait(DRAW_SECONDS):
                     return

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 
 from tests.faults.namespaces import Office
 
-Change = Callable[[bytes], bytes]
+Change = Callable[[int, bytes], bytes]  # of a piece that passes at a port
 
 
 @dataclass
 class Between:
     """Connections through the Mac of a man in the middle to the coordinator's, at the same ports.
 
-    `change` gets each piece as it comes, from either side.
+    `change` gets each piece as it comes, from either side, one at a time.
     """
 
     to: str
@@ -24,6 +24,7 @@ class Between:
         default_factory=dict
     )  # by port: what each connection has sent to the coordinator
     down: dict[int, list[bytearray]] = field(default_factory=dict)
+    _turn: threading.Lock = field(default_factory=threading.Lock)
     _open: list[socket.socket] = field(default_factory=list)
     _threads: list[threading.Thread] = field(default_factory=list)
 
@@ -46,16 +47,18 @@ class Between:
                 self._open.append(joiner)
                 there = socket.create_connection((self.to, port))
                 self._open.append(there)
-                self._start(self._carry, joiner, there, self.up[port])
-                self._start(self._carry, there, joiner, self.down[port])
+                self._start(self._carry, port, joiner, there, self.up[port])
+                self._start(self._carry, port, there, joiner, self.down[port])
 
-    def _carry(self, source: socket.socket, target: socket.socket, record: list[bytearray]) -> None:
+    def _carry(self, port: int, source: socket.socket, target: socket.socket, record: list[bytearray]) -> None:
         heard = bytearray()
         record.append(heard)
         with suppress(OSError):
             while piece := source.recv(65536):
                 heard.extend(piece)
-                target.sendall(self.change(piece))
+                with self._turn:
+                    changed = self.change(port, piece)
+                target.sendall(changed)
         for each in (source, target):
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)

@@ -163,10 +163,7 @@ def _with_input(command: list[str], environment: dict[str, str], code: str) -> T
 def _at_a_terminal(command: list[str], environment: dict[str, str]) -> Typed:
     """Starts a command as the one in the foreground of a new terminal, so that its Ctrl-C reaches all its processes."""
     ours, its = pty.openpty()
-    take_it = [sys.executable, "-c", "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
-               "os.execvp(sys.argv[1], sys.argv[1:])"]  # fmt: skip
-    process = subprocess.Popen(
-        [*take_it, *command], env=environment, stdin=its, stdout=its, stderr=its, start_new_session=True
-    )
+    command = ["setsid", "--ctty", *command]  # which becomes the command
+    process = subprocess.Popen(command, env=environment, stdin=its, stdout=its, stderr=its)
     os.close(its)
     return Typed(process, ours)

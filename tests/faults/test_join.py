@@ -6,7 +6,8 @@ Nothing here announces or finds runs: addresses are given. test_join_bonjour.py 
 import re
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -49,7 +50,7 @@ def address(macs: OfficeNodes, name: str) -> str:
     return f"10.77.0.{macs.office.names.index(name) + 2}"
 
 
-def with_his_key(piece: bytes) -> bytes:
+def with_his_key(_: int, piece: bytes) -> bytes:
     """Returns messages of the exchange with the key of the man in the middle instead of the one in them."""
     changed = b""
     while piece:
@@ -60,19 +61,22 @@ def with_his_key(piece: bytes) -> bytes:
     return changed
 
 
-def once_damaged(after: int) -> Callable[[bytes], bytes]:
-    """Returns a change that flips one bit, once so many bytes have passed."""
-    passed = 0
+@dataclass
+class OneBit:
+    """Flips one bit of the encrypted training, once so many bytes have passed at the data port."""
 
-    def change(piece: bytes) -> bytes:
-        nonlocal passed
-        before, passed = passed, passed + len(piece)
-        if not before <= after < passed:
+    after: int
+    passed: int = 0
+    done: bool = False
+
+    def __call__(self, port: int, piece: bytes) -> bytes:
+        if port != FIRST_PORT + 1:
             return piece
-        place = after - before
-        return piece[:place] + bytes([piece[place] ^ 1]) + piece[place + 1 :]
-
-    return change
+        self.passed += len(piece)
+        if self.done or self.passed <= self.after:
+            return piece
+        self.done = True
+        return bytes([*piece[:-1], piece[-1] ^ 1])
 
 
 def test_two_macs_join_by_a_code_and_the_bits_are_those_of_one_machine(desk: Desk) -> None:
@@ -93,7 +97,7 @@ def test_two_macs_join_by_a_code_and_the_bits_are_those_of_one_machine(desk: Des
     assert macs.store.known_nodes() == ({}, [])
     assert KeyStore(macs.home("a") / FOLDER).coordinators() == []
 
-    with between(macs.office, "c", COORDINATOR, RUN_PORTS, once_damaged(40_000)) as man:
+    with between(macs.office, "c", COORDINATOR, RUN_PORTS, flip := OneBit(20_000)) as man:
         first = desk.type("a", "join", middle, "--name", "a", code=code)
         first.until("keys were exchanged: this Mac is a there")
         launch.until(r"\ba: (connected|ready)")
@@ -119,6 +123,7 @@ def test_two_macs_join_by_a_code_and_the_bits_are_those_of_one_machine(desk: Des
         late.until(f"{COORDINATOR} takes no code now")
         assert launch.ends() == 0, launch.said
         heard = b"".join(piece for way in (man.up, man.down) for port in RUN_PORTS[:2] for piece in way[port])
+    assert flip.done
     assert len(heard) > 100_000, "the training went through his Mac"
     assert not [word for word in (b"Register", b"Heartbeat", b"Assignment", b"VectorBlock") if word in heard]
     assert set(re.findall(r"(\S+): (?:connected|ready)", launch.said)) == {"a", "a-2"}

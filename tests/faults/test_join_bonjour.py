@@ -14,12 +14,13 @@ from mlxdist.bonjour import Service, avahi_services
 from mlxdist.keys.exchange import KIND
 from tests.faults.avahi_macs import avahi
 from tests.faults.avahi_macs import why_not as no_avahi
-from tests.faults.join_desk import Desk, code_of
+from tests.faults.join_desk import Desk, Typed, code_of
 from tests.faults.namespaces import OfficeNodes, office_nodes, why_not
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 ONE, ONES_SECOND, TWO = "10.77.0.2:7550", "10.77.0.2:7553", "10.77.0.3:7550"
 LOOKS = 60  # each takes a second or more
+LOOKS_OF_JOIN = 4
 
 
 @pytest.fixture
@@ -56,12 +57,11 @@ def test_runs_are_found_without_an_address_by_avahi_and_by_zeroconf_whichever_an
     for each in (*killed, launch):
         code_of(each)
 
-    lists = [desk.type("a", "join", **by_avahi["a"]), desk.type("b", "join", **without_avahi)]
-    for each in lists:
-        assert each.ends() == 2
-        each.until("there are 3 coordinators to choose from, so type one of: ")
-        assert set(re.findall(r"mlxdist join (\S+)", each.said)) == {ONE, ONES_SECOND, TWO}
-        assert f"mlxdist join {ONE} (one.local)" in each.said
+    for where, environment in (("a", by_avahi["a"]), ("b", without_avahi)):
+        told = listed(desk, where, environment)
+        told.until("there are 3 coordinators to choose from, so type one of: ")
+        assert set(re.findall(r"mlxdist join (\S+)", told.said)) == {ONE, ONES_SECOND, TWO}
+        assert f"mlxdist join {ONE} (one.local)" in told.said
 
     for each in killed:
         os.kill(each.process.pid, signal.SIGKILL)
@@ -72,6 +72,16 @@ def test_runs_are_found_without_an_address_by_avahi_and_by_zeroconf_whichever_an
     joined.until("keys were exchanged: this Mac is a there")
     joined.until(f"works for {TWO}, as a")
     assert launch.ends() == 0
+
+
+def listed(desk: Desk, where: str, environment: Mapping[str, str]) -> Typed:
+    """Returns a `mlxdist join` that has found all three, or the last of a few: a loaded machine may answer too late."""
+    for _ in range(LOOKS_OF_JOIN):
+        told = desk.type(where, "join", **environment)
+        assert told.ends() == 2
+        if "there are 3" in told.said:
+            break
+    return told
 
 
 def announced(desk: Desk, environment: Mapping[str, str]) -> list[Service]:

@@ -1,6 +1,7 @@
 """Hugging Face's peft and mlx-lm give the same logits with one adapter, dense and with experts.
 
-Needs torch and peft: pip install "mlxdist[peft]".
+Needs torch and peft, which scripts/test has in a folder of their own and runs this file with; otherwise it is skipped.
+By hand: pip install "mlxdist[peft]".
 """
 
 import json

@@ -7,7 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from mlxdist.macos import answer, chip, idle_seconds, linux_chip, on_battery, terminals_idle, use_of_this_mac
+from mlxdist.macos import (
+    PRESSURES,
+    answer,
+    chip,
+    heat_of,
+    idle_seconds,
+    linux_chip,
+    on_battery,
+    strain_on_this_mac,
+    terminals_idle,
+    use_of_this_mac,
+)
 
 CPUINFO = """processor\t: 0
 vendor_id\t: GenuineIntel
@@ -61,6 +72,30 @@ def test_the_source_of_power_is_read() -> None:
 def test_what_macos_does_not_say_is_unknown(printed: str) -> None:
     assert idle_seconds(printed) is None
     assert on_battery(printed) is None
+
+
+# As notifyutil prints it on Apple silicon, by what is published about it; not seen on a Mac here.
+@pytest.mark.parametrize(
+    ("printed", "heat"),
+    [
+        ("com.apple.system.thermalpressurelevel 0\n", "nominal"),
+        ("com.apple.system.thermalpressurelevel 1\n", "moderate"),
+        ("com.apple.system.thermalpressurelevel 2\n", "heavy"),
+        ("com.apple.system.thermalpressurelevel 4\n", "sleeping"),
+        ("com.apple.system.thermalpressurelevel 5\n", ""),
+        ("com.apple.system.thermalpressurelevel: Failed with code 1000003\n", ""),
+        ("0\n", ""),
+        ("", ""),
+    ],
+)
+def test_the_thermal_pressure_is_named_and_any_other_answer_is_unknown(printed: str, heat: str) -> None:
+    assert heat_of(printed) == heat
+
+
+def test_the_strain_on_this_machine_is_known_or_said_to_be_unknown() -> None:
+    strain = strain_on_this_mac()
+    assert strain.swap_bytes >= -1
+    assert strain.heat in ("", *PRESSURES)
 
 
 def test_a_terminal_is_idle_since_it_was_last_read(tmp_path: Path) -> None:

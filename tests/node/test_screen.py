@@ -18,6 +18,8 @@ def test_the_line_says_for_whom_how_much_and_how_to_leave() -> None:
     shown = line("mini-1.local:7550", standing, 100)
     assert shown == "works for mini-1.local:7550: 31 % of a step, 1,234 tokens/s, 5.2 GB; Ctrl-C leaves"
     assert "slowed to 70 % by its heat" in line("mini-1", standing, limit_of(THERM))
+    assert "5.2 GB, heavy thermal pressure;" in line("mini-1", standing, None, heat="heavy")
+    assert line("mini-1", standing, None, heat="nominal") == line("mini-1", standing, None)
 
 
 def test_a_model_on_its_way_is_shown_with_its_share() -> None:

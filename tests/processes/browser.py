@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser as Chromium
 from playwright.sync_api import Page, expect, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -58,18 +59,25 @@ def executable() -> str:
 
 
 @contextmanager
-def browser(*, width: int = 1280, scheme: Any = "light") -> Iterator[Browser]:
-    """A browser with an empty page."""
+def started() -> Iterator[Chromium]:
+    """A running Chromium. Skips the test where there is none."""
+    path = executable()
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=executable(), args=["--no-sandbox"])
-        context = chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        expect.set_options(timeout=PATIENCE_MILLISECONDS)
+        chromium = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        try:
+            yield chromium
+        finally:
+            chromium.close()
+
+
+@contextmanager
+def browser(chromium: Chromium, *, width: int = 1280, scheme: Any = "light") -> Iterator[Browser]:
+    """An empty page, which shares nothing with others."""
+    with chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme) as context:
         made = Browser(context.new_page())
         made.page.set_default_timeout(PATIENCE_MILLISECONDS)
-        expect.set_options(timeout=PATIENCE_MILLISECONDS)
         made.page.on("console", lambda message: made.errors.append(message.text) if message.type == "error" else None)
         made.page.on("pageerror", lambda error: made.errors.append(str(error)))
         made.page.on("request", lambda request: made.hosts.add(urlsplit(request.url).hostname or request.url[:40]))
-        try:
-            yield made
-        finally:
-            chromium.close()
+        yield made

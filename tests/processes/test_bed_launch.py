@@ -56,6 +56,7 @@ def test_hosts_init_writes_every_mac_and_a_key_for_each(cluster: BedCluster) -> 
 def test_four_macs_give_the_bits_of_one_machine(cluster: BedCluster, model: Path, method: str) -> None:
     write_run(cluster, model, method)
     hosts = str(cluster.all())
+    before = {name: cluster.files(name) for name in NAMES}
     far = cluster.mlxdist("launch", f"{method}.toml", "--hosts", hosts, "--set", f'output="{method}-far"')
     assert far.returncode == 0, far.stdout + far.stderr
     here = cluster.mlxdist("launch", f"{method}.toml", "--set", f'output="{method}-here"')
@@ -68,6 +69,8 @@ def test_four_macs_give_the_bits_of_one_machine(cluster: BedCluster, model: Path
         NAMES
     )
     assert cluster.left() == {name: [] for name in NAMES}, "a process of the run is left"
+    new = {name: cluster.files(name) - before[name] for name in NAMES}
+    assert [path for each in new.values() for path in each if path.split("/")[0] != "mlxdist"] == []
 
 
 def test_launch_says_that_a_sync_is_needed_and_does_it_when_it_is_asked_to(cluster: BedCluster, model: Path) -> None:

@@ -22,6 +22,8 @@ def example(kind: Any) -> Any:
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return kind(**{field.name: example(field.type) for field in msgspec.structs.fields(kind)})
     inner = get_args(kind)
+    if get_origin(kind) is Literal:
+        return inner[-1]
     if get_origin(kind) is Annotated:
         return example(inner[0])
     if get_origin(kind) is Literal:
@@ -48,6 +50,8 @@ def drawn(kind: Any) -> st.SearchStrategy[Any]:
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return st.builds(kind, **{field.name: drawn(field.type) for field in msgspec.structs.fields(kind)})
     inner = get_args(kind)
+    if get_origin(kind) is Literal:
+        return st.sampled_from(inner)
     if get_origin(kind) is Annotated:
         return limited(inner[0], inner[1])
     if get_origin(kind) is Literal:

@@ -4,7 +4,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
@@ -74,8 +74,12 @@ class Words:
             return list(values.values()) if kind.__struct_config__.array_like else values
         inner = get_args(kind)
         origin = get_origin(kind)
+        if origin is Literal:
+            return self.rng.choice(inner)
         if origin is Annotated:
             return self._of(inner[0])
+        if origin is Literal:
+            return self.rng.choice((*inner, *TEXTS))
         if origin is tuple:
             return [self._of(inner[0]) for _ in range(self.rng.choice((0, 1, 1, 2, 3, 9)))]
         if origin is dict:

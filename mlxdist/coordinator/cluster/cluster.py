@@ -30,7 +30,7 @@ from mlxdist.coordinator.cluster.events import (
 )
 from mlxdist.coordinator.cluster.joining import Joining
 from mlxdist.coordinator.cluster.membership import Membership
-from mlxdist.coordinator.cluster.model_transfer import QUIET_SECONDS, Answer, ModelTransfer, Reading
+from mlxdist.coordinator.cluster.model_transfer import Answer, ModelTransfer, Reading
 from mlxdist.coordinator.cluster.node import Node, ready
 from mlxdist.coordinator.cluster.offenders import Offenders
 from mlxdist.coordinator.cluster.placement import Assigner
@@ -196,7 +196,9 @@ class Cluster:
 
     def take_readings(self) -> list[Reading]:
         """Returns what is to be read of the model's files now, for nodes that have no copy."""
-        return self.model.due(self.now, quiet=self.transfers.quiet(self.now, QUIET_SECONDS))
+        if self.model.idle:
+            return []
+        return self.model.due(self.now, quiet=self.transfers.quiet(self.ready(), self.joining.elements, self.now))
 
     def model_answered(self, answer: Answer) -> None:
         """Takes what was read of the model's files."""
@@ -258,6 +260,7 @@ class Cluster:
         """
         self._act(self.members.slept(gap, asleep, now))
         self.transfers.times.forget()
+        self.model.slept(now)
         for assignment in self.round.assignments.values() if self.round is not None else ():
             assignment.began = now if asleep else min(assignment.began + gap, now)
 

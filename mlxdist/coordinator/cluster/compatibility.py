@@ -25,7 +25,7 @@ def check_model(name: str, first: m.Loaded, theirs: m.Loaded) -> None:
     if theirs.model_hash != first.model_hash:
         raise MismatchError(
             f"{name} has another model: hash {quoted(theirs.model_hash, 12)}, the run's is {first.model_hash[:12]}; "
-            "copy the same files to it, or remove them there: it then gets them from the coordinator"
+            "copy the same files to it"
         )
     if theirs.manifest != first.manifest:
         what = "; ".join(list(manifests.differences(first.manifest, theirs.manifest))[:3])

@@ -152,6 +152,8 @@ class Dispatch:
                 return self.model.block_taken(node, message, now)
             case m.ModelHere():
                 return self.model.here(node)
+            case m.Loaded() if self.joining.differs(message) and self.model.can_send(node):
+                return self.model.wanted(node, "it has other files of the model")
             case m.Loaded():
                 return self.joining.loaded(node, message, now)
             case m.CanaryAnswer():

@@ -136,6 +136,10 @@ class Joining:
         spec = msgspec.structs.replace(self.settings.spec, packing=self.packing)
         return [news_of(node, "loading the model"), to_worker(node, m.Welcome(node.session, spec))]
 
+    def differs(self, message: m.Loaded) -> bool:
+        """Returns True for other model files than those of the first node."""
+        return self.introduction is not None and message.model_hash != self.introduction.model_hash
+
     def loaded(self, node: Node, message: m.Loaded, now: float) -> list[Event]:
         """Takes a worker's description of its model.
 

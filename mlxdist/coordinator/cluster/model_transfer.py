@@ -18,10 +18,9 @@ from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import StaleError, WireError
 from mlxdist.protocol.model_files import WINDOW, block_count, size_phrase
 from mlxdist.protocol.states import NodeEvent, NodeState
+from mlxdist.protocol.vectors import BLOCK_BYTES
 
 REST = 40.0  # times the seconds of a block, before the next one goes while vectors travel
-LONGEST_REST = 10.0  # seconds
-QUIET_SECONDS = 0.25  # since the last block of a vector, until none travels
 AHEAD_SECONDS = 0.05  # that the blocks under way to one node may take: a vector waits no longer behind them
 
 NOT_THERE = "the model is not there"
@@ -77,6 +76,7 @@ class _Reader:
     waiting: deque[tuple[int, int]] = field(default_factory=deque)  # (file, block)
     being_read: int = 0  # blocks, at the coordinator's disk
     unread: dict[str, float] = field(default_factory=dict)  # when a block was sent, by its receipt
+    short: set[str] = field(default_factory=set)  # receipts of blocks that measure nothing: the last ones of files
     seconds: float = 0.0  # of a block on its way, the last time
     receipted: float = 0.0  # when the last receipt came
     furthest: tuple[int, int] = (-1, -1)
@@ -104,16 +104,20 @@ class ModelTransfer:
 
     # ---- what nodes say
 
-    def wanted(self, node: Node) -> list[Event]:
-        """Takes a worker's word that its host has no copy. It is told the files as soon as they are listed."""
+    def can_send(self, node: Node) -> bool:
+        """Returns True if a node can be sent the files, and was not told them in this session."""
+        return self.shared and self.files != () and not node.worker.wanted_model
+
+    def wanted(self, node: Node, why: str = NOT_THERE) -> list[Event]:
+        """Notes that a worker's host has no copy, or another one. It is told the files as soon as they are listed."""
         if node.worker.wanted_model:
             raise WireError("it asked for the model twice")
         node.move(NodeEvent.MODEL_WANTED)
         node.worker.wanted_model = True
         self._readers[node.name] = _Reader(node.session)
         if self.files is None and self.shared:
-            return [news_of(node, NOT_THERE, "its files are hashed here, to send them")]
-        return self._told(node, self.files or ())
+            return [news_of(node, why, "its files are hashed here, to send them")]
+        return self._told(node, self.files or (), why)
 
     def block_wanted(self, node: Node, message: m.BlockWanted) -> list[Event]:
         """Takes a request for a block.
@@ -141,7 +145,11 @@ class ModelTransfer:
         sent = reader.unread.pop(message.receipt, None) if reader is not None else None
         if reader is None or sent is None:
             raise WireError("the receipt of a block that it was not sent")
-        reader.seconds, reader.receipted = now - max(sent, reader.receipted), now
+        if message.receipt in reader.short:
+            reader.short.discard(message.receipt)
+        else:
+            reader.seconds = now - max(sent, reader.receipted)
+        reader.receipted = now
         return []
 
     def is_new(self, name: str, message: m.BlockWanted) -> bool:
@@ -158,6 +166,16 @@ class ModelTransfer:
     def drop(self, name: str) -> None:
         """Forgets what a node has asked for whose worker is gone."""
         self._readers.pop(name, None)
+
+    def slept(self, now: float) -> None:
+        """Notes that the coordinator did nothing until now: what is under way measures nothing."""
+        for reader in self._readers.values():
+            reader.unread = dict.fromkeys(reader.unread, now)
+
+    @property
+    def idle(self) -> bool:
+        """True when no node waits for anything."""
+        return not self._readers
 
     def under_way(self, name: str) -> bool:
         """True while a block travels to this node, or waits for it."""
@@ -180,7 +198,7 @@ class ModelTransfer:
             while reader.waiting and reader.under_way < reader.most():
                 if not quiet and (now < self._rest_until or reader.under_way):
                     break
-                self._rest_until = now + min(REST * reader.seconds, LONGEST_REST)
+                self._rest_until = now + REST * reader.seconds
                 reader.being_read += 1
                 found.append(ReadBlock(name, reader.session, *reader.waiting.popleft()))
                 self._readers[name] = self._readers.pop(name)  # the others are first the next time
@@ -196,6 +214,8 @@ class ModelTransfer:
                 receipt = self.draw()
                 reader.being_read -= 1
                 reader.unread[receipt] = now
+                if len(answer.payload) < BLOCK_BYTES:
+                    reader.short.add(receipt)
                 block = m.FileBlock(asked.session, asked.file, asked.block, receipt, answer.digest)
                 return [to_worker(nodes[asked.name], block, answer.payload)]
             case Listed(files=files):
@@ -207,7 +227,7 @@ class ModelTransfer:
             told += self._told(nodes[name], self.files)
         return told
 
-    def _told(self, node: Node, files: tuple[m.ModelFile, ...]) -> list[Event]:
+    def _told(self, node: Node, files: tuple[m.ModelFile, ...], why: str = NOT_THERE) -> list[Event]:
         size = sum(file.size for file in files)
         action = f"it gets {size_phrase(size)} from here" if files else "and not here: it looks at the hub"
-        return [to_worker(node, m.ModelFiles(node.session, files)), news_of(node, NOT_THERE, action)]
+        return [to_worker(node, m.ModelFiles(node.session, files)), news_of(node, why, action)]

@@ -4,7 +4,7 @@ up:    VectorOffer -> Credit -> VectorBlock ... VectorEnd -> Received          d
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from mlxdist.coordinator.cluster.buffers import BufferPool
@@ -20,8 +20,10 @@ from mlxdist.coordinator.schedule.rounds import Round
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import MismatchError, StaleError, WireError
 from mlxdist.protocol.tree import Span
+from mlxdist.protocol.vectors import block_count
 
 LEAST_SECONDS = 1e-6  # of a partial on its way
+QUIET_SECONDS, QUIET_BLOCKS = 0.25, 3.0  # since the last block of a vector, or blocks' times, until none travels
 MOST_DAMAGED = 2  # vectors in a row that came with another hash; after that the worker is restarted
 
 
@@ -148,9 +150,15 @@ class Transfers:
             self.moved = now
             yield send
 
-    def quiet(self, now: float, seconds: float) -> bool:
-        """Returns True when no vector is on its way to a node, and no block of one has moved for so many seconds."""
-        return now - self.moved > seconds and not self.times.any_down
+    def quiet(self, nodes: Iterable[Node], elements: int, now: float) -> bool:
+        """Returns True when no vector travels, as far as one can see: none is on its way to a node, and none comes.
+
+        On a slow link the blocks of one come rarely, so the wait for another one grows with the measured seconds of
+        vectors of so many elements.
+        """
+        slowest = max((max(node.speed.up, node.speed.down) for node in nodes), default=0.0)
+        one = slowest / max(block_count(elements), 1)
+        return not self.times.any_down and now - self.moved > max(QUIET_SECONDS, QUIET_BLOCKS * one)
 
     def drop(self, name: str) -> None:
         """Forgets what is under way to and from a node whose worker is gone."""

@@ -160,7 +160,12 @@ def shown_events(told: Sequence[Mapping[str, Any]], private: Private) -> Iterato
             case {"event": "node", "state": "dead" | "left", "name": name}:
                 kind, text = "node lost", f"{name}: {text}"
                 missed.add(name)
-            case {"event": "node", "leaves": [_, *_], "name": name}:
+            case {"event": "node", "leaves": [_, *_], "name": name} | {
+                "event": "node",
+                "state": "connecting" | "suspect",
+                "stays": True,
+                "name": name,
+            }:
                 kind, text = "trouble", f"{name}: {text}"
                 missed.add(name)
             case {"event": "node", "state": "ready" | "busy", "name": name} if name in missed:

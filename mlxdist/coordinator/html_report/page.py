@@ -139,12 +139,12 @@ def tiles_of(run: RunFacts) -> Iterator[Tile]:
     """Yields the numbers at the top."""
     history, series = run.found.history, run.series
     if history.best is not None and history.best.loss is not None:
-        yield Tile("Best validation loss", f"{history.best.loss:.4f}", f"after step {history.best.step:,}")
+        yield Tile("Best validation", f"{history.best.loss:.4f}", f"after step {history.best.step:,}")
     if series.get("loss"):
-        yield Tile("Last training loss", f"{series['loss'][-1][1]:.4f}", f"at first {series['loss'][0][1]:.4f}")
+        yield Tile("Training loss", f"{series['loss'][-1][1]:.4f}", f"at first {series['loss'][0][1]:.4f}")
     if accuracies := run.vals.get("rewards/accuracies") or series.get("rewards/accuracies"):
         yield Tile(
-            "Accuracy of rewards", f"{100 * accuracies[-1][1]:.0f} %", "last evaluation" if run.vals else "last step"
+            "Reward accuracy", f"{100 * accuracies[-1][1]:.0f} %", "last evaluation" if run.vals else "last step"
         )
     if tokens := series.get("tokens"):
         trained = sum(value for _, value in tokens)

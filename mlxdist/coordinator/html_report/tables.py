@@ -132,8 +132,8 @@ def troubles(found: Sequence[Trouble]) -> Table:
         ]
         for each in found
     ]
-    note = "Time lost is measured against the undisturbed steps around each of them."
-    return table("Cost of losses", [*titles, Title("time lost", number=True)], rows, note=note)
+    note = "A node was lost, silent or slow in them. Time lost is measured against the undisturbed steps around each."
+    return table("Disturbed steps", [*titles, Title("time lost", number=True)], rows, note=note)
 
 
 def events_table(run: RunFacts) -> Table:

@@ -119,8 +119,7 @@ class Logger:
                 f"{self.name} had not finished {of:g} s after the end of the run, and was stopped: "
                 f"it has logged the steps up to {self.step} of {last_step}; its output is in {self.log}"
             )
-        with suppress(ProcessLookupError, PermissionError):  # also what an ended one has left behind
-            os.killpg(self.process.pid, signal.SIGKILL)
+            self._kill()
         self.reader.join()
 
     def read(self) -> None:
@@ -128,10 +127,15 @@ class Logger:
         with os.fdopen(self.tells, "rb") as stream:
             while line := stream.readline(LINE_BYTES):
                 self._heard(line)
+        self._kill()  # it has ended, and what it has started ends too; only `wait` gives its number to another process
         code = self.process.wait()
         if code and not self._given_up:
             reason = self._said or (f"it ended with exit code {code}" if code > 0 else f"signal {-code} ended it")
             self._sentences.append(f"{self.name}: {reason}. The run goes on without it; its output is in {self.log}")
+
+    def _kill(self) -> None:
+        with suppress(ProcessLookupError, PermissionError):  # macOS: the latter for a process that has ended
+            os.killpg(self.process.pid, signal.SIGKILL)
 
     def _heard(self, line: bytes) -> None:
         with suppress(ValueError, TypeError, AttributeError):

@@ -18,7 +18,7 @@ import signal
 import sys
 import traceback
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,8 @@ from typing import Any
 from mlxdist.coordinator.config.keys import flat, hints
 from mlxdist.coordinator.loggers.scalars import scalars_of
 from mlxdist.coordinator.loggers.services import SERVICES, Opened, Service
-from mlxdist.coordinator.report.event_tail import EventTail
+from mlxdist.coordinator.report.event_log import MOST_LINES, EventLog
+from mlxdist.coordinator.report.history import is_whole
 from mlxdist.coordinator.storage.run_folder import RunFolder, read_json, write_json
 
 LOOK_SECONDS = 0.5
@@ -67,14 +68,22 @@ def settings_of(run: RunFolder) -> dict[str, Any]:
     return {key: value for key, value in flat(read_json(run.config)) if key in known}
 
 
-def follow(service: Service, tail: EventTail, place: Place, life: int, tell: int) -> str | None:
+def new_events(log: EventLog) -> Iterator[dict[str, Any]]:
+    """Yields the events since the last call."""
+    lines = None
+    while lines is None or len(lines) == MOST_LINES:
+        _, lines = log.news()
+        yield from (line.event for line in lines if is_whole(line.event))
+
+
+def follow(service: Service, log: EventLog, place: Place, life: int, tell: int) -> str | None:
     """Logs events until the run has told its end, or its coordinator is gone. Returns the end's status."""
     while True:
         over = bool(select.select([life], [], [], LOOK_SECONDS)[0])  # before the last events are read
         if over:
             signal.alarm(ALONE_SECONDS)
         status, logged = None, False
-        for event in tail.new():
+        for event in new_events(log):
             scalars = scalars_of(event)
             if scalars is not None and place.is_new(event["event"], scalars.step):
                 service.log(scalars)
@@ -101,7 +110,7 @@ def main(name: str, folder: str, life: int, tell: int) -> int:
             place = place_of(run.state / f"{name}.json")
             service = SERVICES[name](Opened(run.path, run.path.name, place.id, place.again, settings_of(run)))
             place.save()
-            status = follow(service, EventTail(run.metrics_jsonl), place, life, tell)
+            status = follow(service, EventLog(run.metrics_jsonl), place, life, tell)
             service.close(succeeded=status == "done")
     except Exception as error:
         traceback.print_exc()

@@ -137,7 +137,9 @@ def memory_need(
     """
     elements = adapter_elements(files, config.lora) if tree is None else tree.elements
     half, parameters = (files.half, files.nbytes) if tree is None else (tree.half, tree.nbytes)
-    shape, leaf = replace(model_shape(files.config), half=half), leaf_size(config, rows, elements)
+    chunked = config.memory.gated_delta == "chunked"
+    shape = replace(model_shape(files.config), half=half, chunked=chunked)
+    leaf = leaf_size(config, rows, elements)
     model = parameters + ADAPTER_BYTES * elements
     size, chunk = requested(config.memory)
     settings = choose(shape, leaf, free - model - WORKER_BYTES, segment_size=size, head_chunk=chunk)

@@ -34,6 +34,8 @@ class ModelShape:
     state_layers: int = 0  # layers of linear attention
     state: int = 0  # elements of the state that such a layer keeps for every position
     state_values: int = 0  # features of its values
+    by_channel: bool = False  # its gates are one for each key feature, not one for each head
+    chunked: bool = True  # it is trained in chunks of tokens, not token by token
     unmeasured: str = ""  # the name of an architecture that was not measured; it is predicted as a llama
 
 
@@ -80,9 +82,12 @@ class _Coefficients:
     logits_in_graph: float  # the same where the whole graph is computed at once
 
 
-# The additional memory of a layer with linear attention (the gated delta rule of qwen3_next), which is trained position
-# by position. Bytes per element of the state and position, and per feature of the values and pair of positions.
+# The additional memory of a layer with linear attention (the gated delta rule of qwen3_next). Trained token by token:
+# bytes per element of the state and position, and per feature of the values and pair of positions.
 _STATE_KEPT, _STATE_ONCE, _STATE_VALUES_ONCE = 4.0, 7.0, 1.2
+# In chunks: bytes per feature of the values and position, kept; and of the block that is computed again, by its gates.
+_CHUNKED_KEPT, _CHUNKED_ONCE, _BY_CHANNEL_ONCE = 57.0, 30.0, 150.0
+_BLOCK = 256  # positions of a block; the state at the start of each is kept
 
 # Measured architectures (scripts/check_memory_model.py): those that take as much as a llama of their sizes, within a
 # fifth, and those that take more, because of attention scores in plain operations, several streams, or states.
@@ -136,6 +141,7 @@ def model_shape(config: Mapping[str, Any]) -> ModelShape:
         state_layers=states,
         state=state_heads * state_keys * state_values,
         state_values=state_heads * state_values,
+        by_channel="linear_attn_config" in text,
         unmeasured="" if families else architecture or "model of unknown architecture",
     )
 
@@ -149,6 +155,8 @@ def peak(shape: ModelShape, leaf: LeafSize, *, segment_size: int, head_chunk: in
     if segment_size == WHOLE_GRAPH:
         kept = shape.layers * _kept(shape, leaf) + 2 * _once(shape, leaf)
         kept += _states_held(shape, leaf, shape.state_layers)
+        if shape.chunked:  # in segments the largest layer counts, which is one with scores
+            kept -= shape.state_layers * _scores(shape, _of(shape).scores, leaf.tokens, leaf.length)
         return round(kept + logits * _of(shape).logits_in_graph + 2 * head_states + adapter)
     size = min(segment_size, shape.layers)
     borders = (-(-shape.layers // size) - 1) * leaf.tokens * shape.hidden * element
@@ -195,21 +203,31 @@ def _kept(shape: ModelShape, leaf: LeafSize) -> float:
     features = (
         c.hidden * shape.hidden + c.expanded * shape.expanded + c.query * shape.query + c.key_value * shape.key_value
     )
-    return shape.heavier * leaf.tokens * (features + c.scores * shape.heads * leaf.length)
+    scores = _scores(shape, c.scores, leaf.tokens, leaf.length)
+    return shape.heavier * leaf.tokens * features + scores
+
+
+def _scores(shape: ModelShape, each: float, tokens: int, length: int) -> float:
+    """Returns the bytes of the scores of one layer, `each` bytes of an element, of `tokens` over `length` others."""
+    return shape.heavier * each * shape.heads * tokens * length
 
 
 def _once(shape: ModelShape, leaf: LeafSize) -> float:
     """Returns the additional bytes of a segment's backward pass at its widest moment."""
     c = _of(shape)
     features = c.once_hidden * shape.hidden + c.once_expanded * shape.expanded + c.once_query * shape.query
-    scores = c.once_scores * shape.heads * leaf.length**2  # attention goes row by row
-    return shape.heavier * (leaf.tokens * features + scores)
+    scores = _scores(shape, c.once_scores, leaf.length, leaf.length)  # attention goes row by row
+    return shape.heavier * leaf.tokens * features + scores
 
 
 def _states_held(shape: ModelShape, leaf: LeafSize, layers: int) -> float:
     """Returns the additional bytes of `layers` layers of linear attention, with the one that is being computed."""
     if not layers:
         return 0.0
+    if shape.chunked:
+        kept = _CHUNKED_KEPT * shape.state_values + _STATE_KEPT * shape.state / _BLOCK
+        inside = (_BY_CHANNEL_ONCE if shape.by_channel else _CHUNKED_ONCE) * shape.state_values
+        return leaf.tokens * layers * kept + min(leaf.length, _BLOCK) * inside
     once = _STATE_ONCE * shape.state + _STATE_VALUES_ONCE * shape.state_values * leaf.length
     return leaf.tokens * (layers * _STATE_KEPT * shape.state + once)
 

@@ -90,7 +90,13 @@ class Notices:
                 return Notice("best", f"{self._val}, the best so far")
             case {"event": "stage", "paused": True, "message": message}:
                 return Notice("paused", f"{self._where()}: {message}"[:MOST_CHARACTERS])
-            case {"event": "node", "state": "dead" | "left", "name": name, "message": message}:
+            case {"event": "node", "state": "dead" | "left", "name": name, "message": message} | {
+                "event": "node",
+                "state": "connecting",
+                "stays": True,
+                "name": name,
+                "message": message,
+            }:  # the second: its worker is gone, and is started again
                 return Notice("node lost", f"{self._where()}: {name}: {message}"[:MOST_CHARACTERS], name)
             case {"event": "done", "status": "done" | "interrupted" | "failed" as status, "message": message}:
                 if status == "failed":

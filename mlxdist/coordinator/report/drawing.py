@@ -66,7 +66,7 @@ def _bar(picture: Picture, title: str, width: int) -> RenderableType:
 
 
 def _busy(picture: Picture, now: float) -> Text:
-    if picture.ending:
+    if picture.ending and not picture.busy:
         return Text(f"{picture.ending} after {duration_phrase(picture.at)}", "dim")
     since = duration_phrase(max(now - picture.busy_since, 0.0))
     within = picture.last is not None and picture.busy_progress is not None  # before the steps the bar shows it

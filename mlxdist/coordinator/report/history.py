@@ -1,12 +1,12 @@
 """The event file read back: what a resumed run needs of its earlier sessions, without the steps that it does again."""
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO
 
+from mlxdist.coordinator.report.event_log import event_of
 from mlxdist.coordinator.report.goodput import Redone, StepTime
 from mlxdist.coordinator.storage.run_folder import write_aside
 
@@ -114,26 +114,10 @@ def events(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
         return
     with path.open("rb") as lines:
         for line in lines:
-            if (event := event_in(line)) is not None:
+            if (event := event_of(line)) is not None and is_whole(event):
                 yield line.rstrip(b"\n"), event
 
 
-def event_in(line: bytes) -> dict[str, Any] | None:
-    """Returns the event in a line of the file; None for a torn line, and one that lacks a key of its event."""
-    try:
-        event = json.loads(line)
-    except ValueError:
-        return None
-    return event if isinstance(event, dict) and KEYS.get(str(event.get("event")), set()) <= event.keys() else None
-
-
-@dataclass
-class EventLines:
-    """The bytes of an event file as they come, cut into events; half a line waits for its rest."""
-
-    _rest: bytes = b""
-
-    def take(self, data: bytes) -> Iterator[dict[str, Any]]:
-        """Yields the events in the lines that are whole with these bytes."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        yield from filter(None, map(event_in, lines))
+def is_whole(event: Mapping[str, Any]) -> bool:
+    """Returns true where an event has the keys of its kind without which it says nothing."""
+    return KEYS.get(str(event.get("event")), frozenset()) <= event.keys()

@@ -68,6 +68,8 @@ class LiveDisplay:
         """Leaves the last picture and the closing sentence in the drawing's place."""
         with self._lock:
             self._ended = True
+            if self._picture.ending:
+                self._picture.busy = ""  # what it did after its last event
             last = self._drawn() if self._picture.last is not None else Group()
         self._console.print(last)  # not under the lock, which the drawing thread may wait for with the terminal's
         self.say(sentence)

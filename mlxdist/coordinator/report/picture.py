@@ -35,7 +35,7 @@ class NodeRow:
 
 @dataclass
 class Picture:
-    """What is known of a run. Times are seconds of the run, as `wall_seconds` counts them."""
+    """The known facts of a run. Times are seconds of the run, as `wall_seconds` counts them."""
 
     at: float = 0.0  # when the last event was told
     time: str = ""  # the same by the wall clock of the run's host, ISO 8601
@@ -133,6 +133,8 @@ class Picture:
         for name, told in nodes.items():
             before = self.nodes.get(name, NodeRow(""))
             state = str(told.get("state") or before.state)
+            if state == "ready" and leaves[name]:
+                state = "busy"  # at the end of a step every node is ready; those that took part are told from spares
             self.nodes[name] = NodeRow(
                 state,
                 before.message if before.state == state else "",
@@ -147,6 +149,8 @@ class Picture:
         status = event.get("status")
         self.ending = status if status in ("done", "interrupted", "stopped") else "failed"
         self.busy = ""
+        for name, node in self.nodes.items():
+            self.nodes[name] = replace(node, state="ready" if node.state == "busy" else node.state)
 
 
 _TAKERS: Mapping[str, Callable[[Picture, Event], None]] = {

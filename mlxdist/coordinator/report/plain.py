@@ -61,9 +61,12 @@ class PlainDisplay:
     def stage(self, message: str, progress: float | None) -> None:
         """Tells a new stage at once; its progress comes with the lines of `tick`."""
         with self._lock:
-            if message != self._picture.busy:
-                self.take({"event": "stage", "message": message})
+            new = message != self._picture.busy
             self._picture.stage(message, progress)
+            if new:
+                self._busy_since, self._patience = self._clock(), self._long()
+            if new and (self._picture.ending or not self._trains):
+                self.say(message)
 
     def say(self, sentence: str) -> None:
         """Writes one line."""

@@ -264,6 +264,8 @@ class Reporter:
         """Ends the sinks, once, and shows their last words. `failure`: as `Sink.end`."""
         with self._lock:
             sinks, self._sinks = self._sinks, ()
+        if sinks:
+            self._display.stage("waiting for the last metrics and messages to be sent", None)
         for sink in sinks:
             for sentence in sink.end(failure):
                 self._display.say(sentence)

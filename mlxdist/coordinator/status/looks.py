@@ -3,19 +3,17 @@
 A run of this machine, or on a disk that it shares, is looked at here; that of another host in `remote.py`.
 """
 
-import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from mlxdist.coordinator.overview.find import is_held, lock_of
-from mlxdist.coordinator.report.history import EventLines
+from mlxdist.coordinator.report.event_log import MOST_LINES, EventLog, Line
+from mlxdist.coordinator.report.history import is_whole
 from mlxdist.coordinator.storage.run_folder import RunFolder
-
-READ_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -46,35 +44,13 @@ class Watched(Protocol):
 
 
 @dataclass
-class Place:
-    """A place in an event file that grows, and is replaced by --resume: then its reading begins again."""
-
-    inode: int = 0
-    offset: int = 0
-    lines: EventLines = field(default_factory=EventLines)
-
-    def begins_again(self, inode: int, size: int) -> bool:
-        """Returns true where the file is another one than before, or shorter: all of it is to be read then."""
-        if inode == self.inode and size >= self.offset:
-            return False
-        self.inode, self.offset, self.lines = inode, 0, EventLines()
-        return True
-
-    def take(self, data: bytes) -> Iterator[Mapping[str, Any]]:
-        """Yields the events in the next bytes of the file."""
-        self.offset += len(data)
-        yield from self.lines.take(data)
-
-
-@dataclass
 class LocalRun:
     """A run in a folder of this machine. `wait`: called before each look but the first one."""
 
     path: Path
     wall: Callable[[], float] = time.time
     wait: Callable[[], None] = lambda: time.sleep(0.5)
-    _place: Place = field(default_factory=Place)
-    _looked: bool = False
+    _log: EventLog | None = None
 
     @property
     def name(self) -> str:
@@ -83,25 +59,23 @@ class LocalRun:
 
     def look(self) -> Look:
         """Returns the next look."""
-        if self._looked:
+        folder, first = RunFolder(self.path), self._log is None
+        if self._log is None:
+            self._log = EventLog(folder.metrics_jsonl)
+        else:
             self.wait()
-        folder, self._looked = RunFolder(self.path), True
-        held = is_held(folder)  # before the last events are read: a run that is gone writes none after them
-        begun = 0.0
+        held, begun = is_held(folder), 0.0  # before the last events are read: a run that is gone writes none after them
         with suppress(FileNotFoundError):
             begun = lock_of(folder).stat().st_mtime
-        try:
-            state = folder.metrics_jsonl.stat()
-        except FileNotFoundError:
-            return Look((), self._place.begins_again(0, 0), held, begun, self.wall())
-        whole = self._place.begins_again(state.st_ino, state.st_size)
-        return Look(self._read(folder.metrics_jsonl, state), whole, held, begun, self.wall())
+        replaced, lines = self._log.news()
+        return Look(self._events(self._log, lines), replaced or first, held, begun, self.wall())
 
-    def _read(self, path: Path, state: os.stat_result) -> Iterator[Mapping[str, Any]]:
-        """Yields the events up to the file's size at the look; nothing of another file that took its place since."""
-        with path.open("rb") as stream:
-            if os.fstat(stream.fileno()).st_ino != state.st_ino:
+    def _events(self, log: EventLog, lines: Sequence[Line]) -> Iterator[Mapping[str, Any]]:
+        """Yields the events of the lines and of those behind them, which the log gives in parts."""
+        replaced = False
+        while not replaced:
+            yield from (line.event for line in lines if is_whole(line.event))
+            if len(lines) < MOST_LINES:
                 return
-            stream.seek(self._place.offset)
-            while self._place.offset < state.st_size and (data := stream.read(READ_BYTES)):
-                yield from self._place.take(data)
+            replaced, lines = log.news()
+        self._log = None  # the next look begins again, with the other file

@@ -22,7 +22,9 @@ from mlxdist.coordinator.launch.findings import finding
 from mlxdist.coordinator.launch.quoting import path_word
 from mlxdist.coordinator.launch.ssh import Answer, Target, argv, new_marker
 from mlxdist.coordinator.overview.find import CLOCK_SECONDS
-from mlxdist.coordinator.status.looks import Look, Place
+from mlxdist.coordinator.report.event_log import event_of
+from mlxdist.coordinator.report.history import is_whole
+from mlxdist.coordinator.status.looks import Look
 from mlxdist.protocol.errors import NodeError, UserError
 
 MOST_BYTES = 2**21  # of one line of facts, before base64
@@ -78,6 +80,30 @@ def facts_in(line: str) -> Facts | None:
         began = int(now) - (((days * 24 + hours) * 60 + minutes) * 60 + seconds)
         held = began <= int(lock) + CLOCK_SECONDS  # else the process has the number of one that has ended
     return Facts(float(now), held, float(lock), int(inode), int(offset), int(left))
+
+
+@dataclass
+class Place:
+    """A place in an event file that grows, and is replaced by --resume: then its reading begins again."""
+
+    inode: int = 0
+    offset: int = 0
+    rest: bytes = b""  # of a line that is not whole
+
+    def begins_again(self, inode: int, size: int) -> bool:
+        """Returns true where the file is another one than before, or shorter: all of it is to be read then."""
+        if inode == self.inode and size >= self.offset:
+            return False
+        self.inode, self.offset, self.rest = inode, 0, b""
+        return True
+
+    def take(self, data: bytes) -> Iterator[Mapping[str, Any]]:
+        """Yields the events in the next bytes of the file."""
+        self.offset += len(data)
+        *lines, self.rest = (self.rest + data).split(b"\n")
+        for line in lines:
+            if (event := event_of(line)) is not None and is_whole(event):
+                yield event
 
 
 @dataclass

@@ -22,7 +22,7 @@ NOTHING_SEEN = Look((), whole=True, held=None, begun=0.0, now=0.0)
 
 @dataclass
 class Watch:
-    """What was seen of a run so far: its last event, and the last look."""
+    """The last event of a run, and the last look at it."""
 
     last: Mapping[str, Any] | None = None
     look: Look = NOTHING_SEEN

@@ -132,7 +132,8 @@ def sync_host(wanted: Wanted) -> Iterator[Progress]:
             f"{format_bytes(SPARE_BYTES)} to spare: free {format_bytes(needed + SPARE_BYTES - facts.free_bytes)} "
             "there, or set workdir to a folder of another volume"
         )
-    yield Progress(name, "copying", 0, total)
+    if missing:
+        yield Progress(name, "copying", 0, total)
     for done in copied(target, workdir, missing, facts.rsync) if missing else ():
         yield Progress(name, "copying", done, total)
     said = [f"{format_bytes(total)} copied"] if missing else []

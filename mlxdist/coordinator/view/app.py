@@ -25,7 +25,7 @@ from mlxdist.coordinator.view.watched_run import WatchedRun
 PAGE = Path(__file__).parent / "page"
 LOOK_SECONDS = 0.5  # between two looks at the files
 PING_SECONDS = 15
-MOST_PIXELS, MOST_NAMES = 4000, 100
+MOST_PIXELS, MOST_NAMES = 4000, 400
 HEADERS = {
     b"content-security-policy": b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     b"img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",

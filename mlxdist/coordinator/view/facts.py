@@ -29,7 +29,6 @@ def facts_of(run: WatchedRun) -> dict[str, Any]:
         lost = lost_time(list(told.times.values()), told.redone, sum(told.pauses.values()), told.wall_seconds)
         facts = {
             "path": str(folder.path),
-            "version": run.version,
             "method": manifest.get("method"),
             "model": manifest.get("base_model"),
             "created_at": manifest.get("created_at"),
@@ -39,14 +38,13 @@ def facts_of(run: WatchedRun) -> dict[str, Any]:
             "wall_seconds": told.wall_seconds,
             "seconds_left": seconds_left(told) if state == "training" else None,
             "promise": told.promise,
+            "paused": told.paused and state == "training",
             "best": told.best and {"step": told.best["step"], "path": told.best["path"]},
             "last": {name: curve.last for name, curve in told.curves.items()},
-            "steps_with_values": {name: len(curve.steps) for name, curve in told.curves.items()},
             "lost": asdict(lost),
             "nodes": list(nodes_of(told)),
             "troubles": list(troubles_of(told)),
             "checkpoints": list(checkpoints_of(run)),
-            "work": {"count": len(told.places), "last": max(told.places, default=None)},
             "said": list(told.said)[-30:],
             "config": settings_of(folder),
         }
@@ -134,10 +132,8 @@ def timeline_of(run: WatchedRun, wanted: int | None) -> dict[str, Any]:
         troubles = [trouble for trouble in run.troubles_in(step) if not trouble.evaluation]
         answer = {
             "step": step,
-            "first": steps[0],
             "before": steps[place - 1] if place else None,
             "after": steps[place + 1] if place + 1 < len(steps) else None,
-            "last": steps[-1],
             "seconds": time.seconds if time else None,
             "lost_seconds": cost_of(step, told.times) if time and time.disturbed else 0.0,
             "paused_seconds": time.seconds_paused if time else 0.0,

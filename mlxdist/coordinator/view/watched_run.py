@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mlxdist.coordinator.report.event_log import EventLog, Line, event_of
 from mlxdist.coordinator.report.goodput import Redone, StepTime
 from mlxdist.coordinator.storage.run_folder import RunFolder
 from mlxdist.coordinator.view.curve import Curve
-from mlxdist.coordinator.view.event_log import EventLog, Line, event_of
 from mlxdist.coordinator.view.troubles import Trouble, Troubles
 
 MOST_LINES = 200  # of what the run said, the last ones
@@ -36,6 +36,7 @@ class Told:
     said: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=MOST_LINES))  # wall seconds, sentence
     best: Mapping[str, Any] | None = None
     promise: str = ""
+    paused: bool = False  # too few nodes can work
     status: str | None = None
     step: int = 0
     total_steps: int | None = None
@@ -78,6 +79,7 @@ class Told:
                     self.best = event
                 self._say(wall, event)
             case "stage":
+                self.paused = event.get("paused", self.paused)
                 self.redone = Redone(
                     self.redone.steps + event.get("steps_again", 0),
                     self.redone.seconds + event.get("seconds_lost", 0.0),

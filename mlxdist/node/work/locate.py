@@ -21,7 +21,7 @@ class Locator:
         self.models = models or own_models()
         self.margin = margin
         self.fetch: Fetch | None = None
-        self._wanted: m.RunSpec | None = None  # of the model that is not here
+        self._spec: m.RunSpec | None = None  # of the run, as it names its model
 
     def locate(self, job: LoadModel | FetchModel | TakeBlock, session: m.SessionId) -> Located:
         """Yields the messages that bring the model here. Returns the run with its place, once it can be loaded.
@@ -38,28 +38,27 @@ class Locator:
         match job:
             case LoadModel(spec=spec):
                 self.close()
+                self._spec = spec
                 if is_here(spec.model):
                     return spec
-                self._wanted = spec
                 yield m.ModelWanted(session), b""
-            case FetchModel(files=()) if self._wanted is not None:
+            case FetchModel(files=()) if self._spec is not None:
+                self.close()
                 yield m.ModelHere(session), b""  # mlx-lm looks at the hub, and says what is wrong there
-                return self._found(self._wanted.model)
-            case FetchModel(files=files) if self._wanted is not None and self.fetch is None:
+                return self._spec
+            case FetchModel(files=files) if self.fetch is None:  # also where this host's files are other ones
                 self.fetch = Fetch(session, self.models, files, margin=self.margin)
                 yield from self.fetch.begin()
             case TakeBlock(block=block, payload=payload) if self.fetch is not None:
                 yield from self.fetch.take(block, payload)
-        return self._found(str(self.fetch.folder)) if self.fetch is not None and self.fetch.done else None
+        if self._spec is None or self.fetch is None or not self.fetch.done:
+            return None
+        folder = self.fetch.folder
+        self.close()
+        return msgspec.structs.replace(self._spec, model=str(folder))
 
     def close(self) -> None:
         """Ends what is under way; what has come is kept."""
         if self.fetch is not None:
             self.fetch.close()
-        self.fetch = self._wanted = None
-
-    def _found(self, model: str) -> m.RunSpec:
-        assert self._wanted is not None
-        spec = msgspec.structs.replace(self._wanted, model=model)
-        self.close()
-        return spec
+            self.fetch = None

@@ -5,7 +5,9 @@ from hypothesis import strategies as st
 
 from mlxdist.coordinator.cluster.timeline import MOST_ROWS, Mark, Timeline, bounded, leaf_mark
 from mlxdist.coordinator.schedule.rounds import Assignment, Request
+from mlxdist.protocol import messages as m
 from mlxdist.protocol.tree import Span
+from tests.coordinator.cluster.scripted_node import PARTIAL, Bench, working
 
 marks = st.builds(
     lambda node, kind, began, length, leaf: Mark(node, kind, began, began + length, Span(leaf, leaf + 1)),
@@ -57,3 +59,51 @@ def test_a_node_that_says_nonsense_about_its_time_has_worked_since_it_was_given_
     for seconds in (1e300, float("inf"), float("nan")):
         assert leaf_mark(request, work, 2, seconds, 12.0) == Mark("a", "leaf", 10.0, 12.0, Span(2, 3))
     assert leaf_mark(request, work, 2, 0.5, 12.0).began == 11.5
+
+
+def test_a_step_of_a_cluster_shows_who_computed_and_sent_what_and_what_was_lost() -> None:
+    bench = Bench()
+    a, b = working(bench, "a", "b")  # leaves 0 and 1, 2 and 3
+    began = bench.now
+    bench.now += 0.5
+    a.say(*a.answer(0))
+    bench.now += 1.0
+    a.say(*a.answer(1))
+    a.say(a.offer(Span(0, 2)))
+    bench.now += 0.25
+    a.send(1, PARTIAL)
+    b.say(*b.answer(2))
+    bench.now += 0.75
+    b.tell(m.WorkerExit(b.session, "the worker was killed", ()))
+    bench.now += 0.5
+    a.say(*a.answer(2))
+    bench.now += 0.5
+    a.say(*a.answer(3))
+    rows = bench.cluster.timeline.take(began)
+    assert rows["a"] == [
+        ("leaf", 0.0, 500.0, 0, 1),
+        ("leaf", 1000.0, 1500.0, 1, 2),
+        ("up", 1500.0, 1750.0, 0, 2),
+        ("leaf", 2500.0, 3000.0, 2, 3),
+        ("leaf", 3000.0, 3500.0, 3, 4),
+    ]
+    assert rows["b"] == [("leaf", 1250.0, 1750.0, 2, 3), ("lost", 1750.0, 2500.0, 3, 4)]
+
+
+def test_a_copy_that_comes_first_is_shown_and_what_the_slow_node_did_in_vain() -> None:
+    bench = Bench()
+    a, b = working(bench, "a", "b", leaves=2)
+    began = bench.now
+    bench.cluster.round.assignments[b.attempt].expected = 0.1  # type: ignore[union-attr]
+    bench.now += 0.5
+    a.say(*a.answer(0))
+    a.say(a.offer(Span(0, 1)))
+    a.send(1, PARTIAL)
+    bench.tick(5.0)  # b is late: a computes its leaf too
+    bench.now += 0.5
+    a.say(*a.answer(1))
+    a.say(a.offer(Span(1, 2), 2))
+    a.send(2, PARTIAL)
+    rows = bench.cluster.timeline.take(began)
+    assert ("copy", 5500.0, 6000.0, 1, 2) in rows["a"]
+    assert rows["b"] == [("dropped", 0.0, 6000.0, 1, 2)]

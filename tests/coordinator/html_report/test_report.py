@@ -77,7 +77,7 @@ def test_a_report_has_the_facts_of_the_run(tmp_path: Path) -> None:
     text = " | ".join(page.texts)
     assert "DPO of tiny on 2 nodes: finished, 6 of 8 steps in 1 min 15 s." in text
     assert "started 2026-05-01 12:00 UTC" in text
-    assert "Best validation loss | 0.1250 | after step 6" in text
+    assert "Best validation | 0.1250 | after step 6" in text
     assert "Goodput | 80 % | 15 s lost" in text
     assert ["after step", "loss", "rewards/accuracies", "rewards/margins"] in page.rows
     assert ["4", "0.1875", "0.5000", "0.1000"] in page.rows

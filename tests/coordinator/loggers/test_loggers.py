@@ -1,6 +1,7 @@
 """A logger that fails, asks, prints or blocks holds neither a step nor the end of a run, and is told once."""
 
 import importlib.util
+from contextlib import suppress
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import psutil
 import pytest
 
 from mlxdist.coordinator.loggers.libraries import check_libraries
+from mlxdist.coordinator.loggers.loggers import Loggers
 from mlxdist.coordinator.loggers.scalars import scalars_of
 from mlxdist.protocol.errors import UserError
 from tests.coordinator.loggers.fake_libraries import misbehaving
@@ -19,10 +21,25 @@ FOREVER = "import threading; threading.Event().wait()"
 def children_of_loggers() -> list[psutil.Process]:
     found = []
     for each in psutil.Process().children(recursive=True):
-        with_name = each.is_running() and each.status() != psutil.STATUS_ZOMBIE
-        if with_name and "mlxdist.coordinator.loggers.process" in each.cmdline():
-            found.append(each)
+        with suppress(psutil.Error):  # it may end at any moment
+            if each.status() != psutil.STATUS_ZOMBIE and "mlxdist.coordinator.loggers.process" in each.cmdline():
+                found.append(each)
     return found
+
+
+def has_ended(number: int) -> bool:
+    """A child of a process that was killed may stay a zombie where nothing takes it up."""
+    try:
+        return bool(psutil.Process(number).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+def said_of(run: ToldRun, loggers: Loggers) -> list[str]:
+    """All that the loggers have said up to now."""
+    run.tell(loggers, "stage", message="a moment later")
+    said, run.said = run.said, []
+    return said
 
 
 def test_the_names_are_those_that_the_callbacks_of_hugging_face_write() -> None:
@@ -121,6 +138,18 @@ def test_a_logger_that_fails_is_told_once_and_touches_nothing_else(tmp_path: Pat
     assert said.endswith(str(run.folder.logs / "tensorboard.log"))
 
 
+def test_what_a_logger_has_started_ends_with_it(tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    child = f"open({str(started)!r}, 'w').write(str(__import__('subprocess').Popen(['sleep', '1000']).pid))"
+    run = ToldRun(tmp_path / "run")
+    loggers = run.loggers("tensorboard", library=misbehaving(tmp_path / "library", f"{child}; os._exit(7)"))
+    run.steps(loggers, 1, 2)
+    wait_for(lambda: bool(said_of(run, loggers)))
+    number = int(started.read_text())
+    wait_for(lambda: has_ended(number))
+    assert run.end(loggers) == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["open", "log", "close"])
 def test_a_logger_that_blocks_for_ever_is_ended_after_its_time_with_all_that_it_started(
@@ -136,12 +165,11 @@ def test_a_logger_that_blocks_for_ever_is_ended_after_its_time_with_all_that_it_
         wait_for(lambda: [where] == [call[0] for call in run.heard() if call[0] == where][:1])
         process = children_of_loggers()[0]
         wait_for(lambda: bool(process.children()))
-    started = psutil.Process().children(recursive=True)
+    started = [each.pid for each in psutil.Process().children(recursive=True)]
     (said,) = run.end(loggers)
     assert "tensorboard had not finished 0.2 s after the end of the run, and was stopped" in said
     assert "the steps up to 0 of 2" in said or where == "close"
-    psutil.wait_procs(started)
-    assert not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in started)
+    wait_for(lambda: all(map(has_ended, started)))
 
 
 def test_a_logger_whose_coordinator_is_gone_ends_by_itself(tmp_path: Path) -> None:

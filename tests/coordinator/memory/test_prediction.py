@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
@@ -22,6 +23,7 @@ from mlxdist.node.backward.layout import pack
 from mlxdist.node.backward.parameters import trainable
 from mlxdist.protocol.leaves import Row
 from scripts.bench_memory import law_bytes, one_layer
+from scripts.check_memory_model import measure
 from scripts.tiny_architectures import add_lora, tiny_model
 
 CONFIG = {
@@ -87,6 +89,25 @@ def measured(segment_size: int, rows: int, half: bool, length: int, chunk: int) 
 def test_peak_memory_is_as_predicted_within_a_fifth(segment_size: int, rows: int, half: bool) -> None:
     above, predicted = measured(segment_size, rows, half, length=384, chunk=64)
     assert 0.8 < above / predicted < 1.2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["qwen3_next", "kimi_linear"])
+def test_a_hybrid_in_chunks_takes_what_is_predicted_within_a_fifth(architecture: str) -> None:
+    ratios = measure(architecture)["ratios"]
+    assert len(ratios) == 4
+    assert all(0.8 < ratio < 1.2 for ratio in ratios.values()), ratios
+
+
+def test_a_hybrid_in_chunks_grows_with_the_row_where_the_recurrent_form_grows_with_its_square() -> None:
+    chunked = ModelShape(8, 512, 4, 512, 256, 1024, 1024, False, state_layers=8, state=65536, state_values=512)
+    peaks = [
+        [peak(shape, LeafSize(n, n, n), segment_size=WHOLE_GRAPH, head_chunk=64) for n in (2048, 4096)]
+        for shape in (chunked, replace(chunked, chunked=False))
+    ]
+    assert peaks[1][0] > 10 * peaks[0][0]
+    linear = [sizes[1] / sizes[0] for sizes in peaks]
+    assert linear[0] < 2.7 < linear[1] + 1
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ def told(*events: dict[str, Any]) -> Iterator[Notice]:
         ({"event": "done", "status": "interrupted", "message": "…"}, "interrupted", "default", "after step 40 of 100"),
         ({"event": "done", "status": "failed", "message": "no nodes"}, "failed", "high", "step 40 of 100: no nodes"),
         ({"event": "stage", "paused": True, "message": "1 of 2 nodes"}, "paused", "high", "step 40 of 100: 1 of 2"),
+        ({**LOST, "state": "connecting", "stays": True}, "node lost", "default", "step 40 of 100: mini-1: not heard"),
         (LOST, "node lost", "default", "mini-1: not heard for 15 s; leaves 0-3 go to others"),
     ],
 )

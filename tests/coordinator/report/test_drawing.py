@@ -44,7 +44,7 @@ def test_the_screen_has_the_progress_the_curves_and_a_row_for_each_node() -> Non
     assert validation.split() == ["validation", "2.5000", "▁", "best", "2.5000", "at", "step", "40"]
     assert titles.split() == ["node", "state", "share", "tokens/s", "memory", "swap", "heat"]
     assert nodes == [
-        "mini-1  ready     62 %       410   5.2 GB     0 MB   nominal",
+        "mini-1  busy      62 %       410   5.2 GB     0 MB   nominal",
         "mini-2  suspect  no heartbeat for 6 s",
     ]
 
@@ -108,7 +108,7 @@ def test_a_run_that_was_resumed_after_its_end_goes_on() -> None:
 def test_a_node_that_works_again_has_its_numbers_again() -> None:
     events = [work({"a": worked(1)}), node("a", "connecting", "the worker was killed", stays=True)]
     assert "killed" in screen(picture_of(*events))[-1]
-    assert "100 %" in screen(picture_of(*events, node("a", "ready"), work({"a": worked(1)})))[-1]
+    assert "busy" in screen(picture_of(*events, node("a", "ready"), work({"a": worked(1)})))[-1]
 
 
 def test_a_loss_that_is_not_finite_is_seen() -> None:

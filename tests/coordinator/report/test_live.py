@@ -67,6 +67,9 @@ def test_the_end_leaves_the_last_screen_and_the_closing_sentence(clock: FakeCloc
     live = live_of(stream, clock)
     for event in (train(1, 1, at=2.0), work({"a": worked(4)}), {"event": "done", "status": "done"}):
         live.take(event)
+    live.stage("waiting for the last metrics to be sent", None)
+    waiting = live._console.render_lines(live.draw())
+    assert "waiting" in "".join(segment.text for segment in waiting[2])
     live.end("the one step is done")
     shown = kept(stream)
     assert shown[0].endswith("step 1 of 1")

@@ -156,9 +156,10 @@ def test_the_time_left_stands_behind_a_step(plain: PlainDisplay, clock: FakeCloc
 
 def test_nothing_follows_the_closing_sentence(plain: PlainDisplay, clock: FakeClock, stream: io.StringIO) -> None:
     plain.take({"event": "done", "status": "done", "message": "in the file"})
+    plain.stage("waiting for the last metrics to be sent", None)
     plain.end("All 4 steps are done.")
     pass_time(plain, clock, 300)
-    assert stream.getvalue() == "00:00  All 4 steps are done.\n"
+    assert lines(stream) == ["waiting for the last metrics to be sent", "All 4 steps are done."]
 
 
 def test_what_was_told_before_is_not_told_again_but_for_the_sentences_that_are_asked_for(

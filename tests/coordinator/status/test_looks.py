@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from mlxdist.coordinator.report.display import open_display
+from mlxdist.coordinator.report.event_log import MOST_LINES
 from mlxdist.coordinator.status.looks import LocalRun, Look
 from mlxdist.coordinator.status.show import facts_of, run_named, show_status
 from mlxdist.coordinator.status.watch import ELSEWHERE, STOPPED, show_to_the_end
@@ -124,6 +125,15 @@ def test_a_file_that_grows_is_read_from_where_it_was_and_half_a_line_waits_for_i
     add(path, line[30:] + "\n" + step_line(6) + "\n")
     second = run.look()
     assert (second.whole, steps_in(second)) == (False, [5, 6])
+    assert steps_in(run.look()) == []
+
+
+def test_a_long_file_is_one_look(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run", ending=None)
+    count = 2 * MOST_LINES + 5
+    add(path, "".join(f"{step_line(number)}\n" for number in range(5, count)))
+    run = look_at(path)
+    assert steps_in(run.look()) == [*range(1, count)]
     assert steps_in(run.look()) == []
 
 

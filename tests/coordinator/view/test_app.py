@@ -134,12 +134,12 @@ def test_every_answer_forbids_other_origins_frames_and_a_referrer(client: Client
         assert "access-control-allow-origin" not in headers
 
 
-def test_facts_curves_and_timelines_are_those_of_the_run_that_is_asked_for(client: Client) -> None:
+def test_facts_curves_and_timelines_are_those_of_the_run_that_is_asked_for(client: Client, written: WrittenRun) -> None:
     assert client.json("runs") == {"runs": ["run", "other"]}
-    assert (client.json("facts")["step"], client.json("facts?run=1")["step"]) == (9, 3)
+    assert (client.json("facts")["step"], client.json("facts?run=1")["step"]) == (written.step, 3)
     curves = client.json("curves?name=loss&name=val/loss&name=none")
     assert set(curves) == {"loss", "val/loss"}
-    assert curves["loss"][0] == list(range(1, 10))
+    assert curves["loss"][0] == list(range(1, written.step + 1))
     assert client.json("curves?name=loss&from=4&to=5")["loss"][0] == [3, 4, 5, 6]
     assert client.json("timeline?step=7")["troubles"][0]["node"] == "mini-2"
 

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mlxdist.coordinator.view.curve import Curve, thinned
@@ -19,6 +19,7 @@ def curve_of(pairs: list[tuple[int, float]]) -> tuple[npt.NDArray[np.float64], n
 
 
 @given(points, st.integers(1, 40))
+@example([(1, 2.0), (1, 9.0), (1, 1.0), (1, math.nan), (1, 3.0)], 1)  # a peak beside a gap
 def test_the_least_and_the_greatest_value_and_a_gap_of_every_pixel_survive(
     pairs: list[tuple[int, float]], pixels: int
 ) -> None:

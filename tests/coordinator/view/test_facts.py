@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from mlxdist.coordinator.cluster.events import NodeNews
 from mlxdist.coordinator.view.facts import facts_of, names_of, timeline_of
 from mlxdist.coordinator.view.watched_run import WatchedRun, watched
 from tests.coordinator.view.written_runs import WrittenRun
@@ -41,6 +42,17 @@ def test_a_loss_in_an_evaluation_and_one_that_is_not_over_say_so(tmp_path: Path)
     assert (now["node"], now["step"], now["lost_seconds"], now["away_seconds"]) == ("mini-3", None, None, None)
 
 
+def test_a_pause_is_shown_until_enough_nodes_are_back(tmp_path: Path) -> None:
+    written = WrittenRun(tmp_path).take(2)
+    run = read(written.path)
+    seen = []
+    for state, seconds in (("paused", 0.0), ("training", 7.0)):
+        written.report.paused(NodeNews("", state, "0 of at least 1 nodes can work", seconds=seconds))
+        run.refresh()
+        seen.append(run.told.paused)
+    assert seen == [True, False]
+
+
 def test_one_loss_that_is_told_in_two_lines_is_one(tmp_path: Path) -> None:
     written = WrittenRun(tmp_path).take(2)
     written.news("mini-1", "suspect", "not heard for 6 s")
@@ -59,7 +71,7 @@ def test_the_timeline_of_a_step_has_a_lane_for_each_node_with_what_was_lost_in_i
     assert step["lost_seconds"] == pytest.approx(4.0)
     (trouble,) = step["troubles"]
     assert (trouble["node"], trouble["at"], trouble["back_at"]) == ("mini-2", 1.0, 4.0)
-    assert (step["before"], step["after"], step["last"]) == (4, 6, 8)
+    assert (step["before"], step["after"]) == (4, 6)
 
 
 def test_the_timeline_is_that_of_the_last_step_or_of_the_nearest_that_has_one(tmp_path: Path) -> None:

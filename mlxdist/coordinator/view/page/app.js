@@ -2,7 +2,7 @@
 
 import { Charts, runColor } from "./charts.js";
 import { make } from "./format.js";
-import { checkpointsOf, configOf, lossesOf, numbersOf, saidOf, stateOf } from "./tables.js";
+import { checkpointsOf, configOf, lossesOf, nodesOf, numbersOf, saidOf, stateOf } from "./tables.js";
 import { drawTimeline, legendOf, stepSentence, stepTable } from "./timeline.js";
 
 const REFRESH_MILLISECONDS = 700;
@@ -54,12 +54,14 @@ function draw() {
   const run = state.runs[state.chosen], { facts } = run;
   document.title = `${facts.step}${facts.total_steps ? ` / ${facts.total_steps}` : ""} · ${run.name} · mlxdist`;
   byId("title").textContent = run.name;
-  byId("about").textContent = [facts.method?.toUpperCase(), facts.model?.split("/").at(-1), facts.promise].filter(Boolean).join(" · ");
+  byId("about").textContent = [facts.method?.toUpperCase(), facts.model?.split("/").at(-1), facts.promise,
+    facts.created_at ? `begun ${new Date(facts.created_at).toLocaleString()}` : null].filter(Boolean).join(" · ");
   byId("path").textContent = facts.path;
   const share = facts.total_steps ? Math.round(100 * facts.step / facts.total_steps) : facts.state === "done" ? 100 : 0;
   byId("bar").setAttribute("aria-valuenow", share);
   byId("bar").firstElementChild.style.width = `${share}%`;
   byId("numbers").replaceChildren(...numbersOf(facts));
+  replace(byId("nodes"), JSON.stringify([state.chosen, facts.nodes]), () => nodesOf(facts));
   drawRuns();
   drawStep();
   replace(byId("losses"), JSON.stringify(facts.troubles), () => {

@@ -4,7 +4,7 @@ import { color, gigabytes, make, number, table } from "./format.js";
 
 const TABLE_ROWS = 12;
 
-// Each chart: a title, its curves by name, and `log` for a logarithmic axis where it helps.
+// Each chart: a title, and its curves by name, or one value of each node. `losses`: lost nodes are marked.
 const CHARTS = [
   { title: "Loss", wide: true, curves: ["loss", "val/loss"], checkpoints: true },
   { title: "Rewards and margins", curves: ["rewards/chosen", "rewards/rejected", "rewards/margins"] },
@@ -13,8 +13,8 @@ const CHARTS = [
   { title: "KL", curves: ["kl", "val/kl"] },
   { title: "Learning rate", curves: ["learning_rate"] },
   { title: "Gradient norm", curves: ["grad_norm"] },
-  { title: "Seconds of a step", curves: ["seconds"] },
-  { title: "Tokens per second, by node", node: "tokens_per_second" },
+  { title: "Seconds of a step", curves: ["seconds"], losses: true },
+  { title: "Tokens per second, by node", node: "tokens_per_second", losses: true },
   { title: "Memory peak, by node", node: "peak_gb", unit: gigabytes },
 ];
 const WORDS = {
@@ -29,6 +29,7 @@ export class Charts {
     this.zoomed = zoomed;
     this.drawn = new Map();
     this.range = null;
+    this.lost = []; // the steps in which nodes of the chosen run were lost
   }
 
   // The names of the curves to fetch of a run: all charts for every run, those by node for the chosen one alone.
@@ -41,6 +42,7 @@ export class Charts {
   // `runs`: [{name, facts, curves, place}] with curves {name: [steps, values]}.
   draw(runs, chosen) {
     const several = runs.length > 1;
+    this.lost = [...new Set(runs[chosen].facts.troubles.filter((one) => one.step !== null && !one.evaluation).map((one) => one.step))];
     for (const chart of CHARTS) {
       const lines = chart.node ? linesByNode(chart, runs.find((run) => run.place === chosen)) : linesOf(chart, runs, several);
       if (chart.checkpoints) lines.push(...runs.flatMap((run) => markersOf(run, several)));
@@ -64,7 +66,9 @@ export class Charts {
       drawn.plot.setData(data);
       if (drawn.plot.cursor.left < 0) showLast(drawn.plot);
     }
-    const text = summary(chart, lines);
+    const marked = chart.losses && this.lost.length > 0;
+    drawn.note.hidden = !marked;
+    const text = summary(chart, lines) + (marked ? `. Nodes were lost in steps ${this.lost.join(", ")}` : "");
     drawn.canvas.setAttribute("aria-label", text);
     if (drawn.details.open) drawn.fill();
     drawn.fill = () => drawn.body.replaceChildren(tableOf(chart, lines, data));
@@ -76,13 +80,14 @@ export class Charts {
       "aria-label": `${chart.title}: arrow keys move the cursor, plus and minus zoom, 0 shows all steps` });
     const body = make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `${chart.title} as a table` });
     const details = make("details", {}, make("summary", {}, "As a table"), body);
+    const note = make("span", { class: "note" }, "a node was lost");
     const figure = make("figure", { class: `card${chart.wide ? " wide" : ""}` },
-      make("figcaption", {}, make("h3", {}, chart.title)), holder, details);
+      make("figcaption", {}, make("h3", {}, chart.title), note), holder, details);
     this.place.append(figure);
     const plot = new uPlot(this.options(chart, lines, holder), data, holder);
     const canvas = holder.querySelector("canvas");
     canvas.setAttribute("role", "img");
-    const drawn = { figure, plot, canvas, details, body, holder, fill: () => {} };
+    const drawn = { figure, note, plot, canvas, details, body, holder, fill: () => {} };
     details.addEventListener("toggle", () => details.open && drawn.fill());
     showLast(plot);
     plot.over.addEventListener("mouseleave", () => setTimeout(showLast, 0, plot));
@@ -117,7 +122,7 @@ export class Charts {
           ...(line.points?.only ? { paths: () => null } : {}),
         })),
       ],
-      hooks: { setSelect: [(plot) => {
+      hooks: { drawAxes: [(plot) => { if (chart.losses) markLosses(plot, this.lost); }], setSelect: [(plot) => {
         if (plot.select.width < 4) return;
         const from = Math.floor(plot.posToVal(plot.select.left, "x")), to = Math.ceil(plot.posToVal(plot.select.left + plot.select.width, "x"));
         plot.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
@@ -155,6 +160,21 @@ export class Charts {
   clear() {
     for (const title of [...this.drawn.keys()]) this.remove(title);
   }
+}
+
+function markLosses({ ctx, bbox, scales, valToPos }, steps) {
+  ctx.save();
+  ctx.strokeStyle = color("--lost");
+  ctx.globalAlpha = 0.55;
+  ctx.setLineDash([4, 4]);
+  ctx.beginPath();
+  for (const step of steps.filter((one) => one >= scales.x.min && one <= scales.x.max)) {
+    const x = Math.round(valToPos(step, "x", true));
+    ctx.moveTo(x, bbox.top);
+    ctx.lineTo(x, bbox.top + bbox.height);
+  }
+  ctx.stroke();
+  ctx.restore();
 }
 
 // Without a cursor the legend shows the last values.

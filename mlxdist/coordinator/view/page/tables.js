@@ -2,9 +2,10 @@
 
 import { clock, count, duration, gigabytes, make, number, table } from "./format.js";
 
+const GOOD = ["ready", "busy"], BAD = ["suspect", "dead", "left"];
+
 export function stateOf(facts, connected) {
-  const paused = facts.nodes.length && facts.state === "training" && /^paused/.test(facts.said.at(-1)?.[1] || "");
-  const words = { training: paused ? "paused, waits for nodes" : "training", done: "done", interrupted: "interrupted",
+  const words = { training: facts.paused ? "paused, waits for nodes" : "training", done: "done", interrupted: "interrupted",
     failed: "failed", stopped: "stopped", waiting: "has not begun" };
   const known = words[facts.state] || facts.state;
   if (connected) return [facts.state, known];
@@ -16,11 +17,13 @@ export function numbersOf(facts) {
   const { last, lost } = facts;
   const total = facts.total_steps ? `of ${facts.total_steps.toLocaleString("en-US")}` : "";
   const share = lost.goodput === null || !facts.step ? null : `${Math.round(100 * lost.goodput)} % of the time in useful steps`;
+  const working = facts.nodes.filter((node) => GOOD.includes(node.state)).length;
+  const nodes = facts.state === "training" ? count(working, "node works", "nodes work") : `${count(facts.nodes.length, "node")} took part`;
   const rows = [
     ["step", facts.step.toLocaleString("en-US"), total],
     ["training loss", number(last.loss), last["rewards/accuracies"] === undefined ? "" : `accuracy ${number(last["rewards/accuracies"], 3)}`],
     ["validation loss", number(last["val/loss"]), facts.best ? `best checkpoint: step ${facts.best.step.toLocaleString("en-US")}` : ""],
-    ["tokens per second", number(last.tokens_per_second, 3), count(facts.nodes.filter((node) => ["ready", "busy"].includes(node.state)).length, "node works", "nodes work")],
+    ["tokens per second", number(last.tokens_per_second, 3), nodes],
     [facts.seconds_left === null ? "time" : "time left", duration(facts.seconds_left ?? facts.wall_seconds), facts.seconds_left === null ? "" : `${duration(facts.wall_seconds)} so far`],
     ["lost to failures", lost.seconds_lost > 0 ? duration(lost.seconds_lost) : "nothing", share],
   ];
@@ -97,6 +100,13 @@ export function saidOf(facts) {
   return facts.said.toReversed().map(([wall, sentence]) => make("li", {}, make("time", {}, clock(wall)), make("span", {}, sentence)));
 }
 
-export function nodesSentence(facts) {
-  return facts.nodes.map((node) => `${node.name} ${node.state}${node.peak_gb ? `, ${gigabytes(node.peak_gb)}` : ""}`).join("; ");
+// One line for each node: its state while the run trains, its measured speed, its memory peak.
+export function nodesOf(facts) {
+  return facts.nodes.map((node) => {
+    const over = facts.state !== "training";
+    const kind = over ? "over" : GOOD.includes(node.state) ? "good" : BAD.includes(node.state) ? "bad" : "between";
+    const told = [over ? null : node.state, node.tokens_per_second ? `${number(node.tokens_per_second, 3)} tokens/s` : null,
+      node.peak_gb ? gigabytes(node.peak_gb) : null].filter(Boolean).join(" · ");
+    return make("li", { class: kind, title: node.message }, make("b", {}, node.name), ` ${told}`);
+  });
 }

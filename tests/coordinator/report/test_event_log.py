@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxdist.coordinator.view.event_log import EventLog
+from mlxdist.coordinator.report.event_log import EventLog
 
 
 def line(number: int, text: str = "x") -> bytes:

@@ -1,5 +1,6 @@
 """The event file of a run, read as it grows: each whole line once, a replaced file from its start again."""
 
+import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -73,5 +74,8 @@ def event_of(line: bytes) -> dict[str, Any] | None:
     try:
         event = msgspec.json.decode(line)
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        return None
+        try:
+            event = json.loads(line)  # takes half a surrogate pair, as the path of a folder may have it
+        except (ValueError, RecursionError):
+            return None
     return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None
