@@ -1,8 +1,8 @@
 """Measures the chunked form of gated-delta layers against mlx-lm: the operation alone, and a training step.
 
-    python -m scripts.bench_hybrid                                # both, at 128, 512 and 2,048 tokens; takes 20 minutes
-    python -m scripts.bench_hybrid --part step --lengths 128 512
-    python -m scripts.bench_hybrid --tiny                         # only tests the script
+    python -m scripts.bench_hybrid                                        # both, at 128 and 512 tokens
+    python -m scripts.bench_hybrid --lengths 2048 --layers 4 --no-compile # all eight layers, compiled, need 26 GB
+    python -m scripts.bench_hybrid --tiny                                 # only tests the script
 
 The operation is one forward and backward pass with 4 value heads, 2 key heads and features of 128; gates per head
 (Qwen3-Next, Qwen3.5, OLMo hybrid) and per channel (Kimi Linear). The step is that of `mlx_lm.tuner.train` and that of a
@@ -58,9 +58,11 @@ def main() -> None:
     """Measures, and prints one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=["operation", "step", "both"], default="both")
-    parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512, 2048], help="tokens of the row")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512], help="tokens of the row")
     parser.add_argument("--rounds", type=int, default=3, help="of each side that count")
     parser.add_argument("--segment-size", type=int, default=0, help="layers per segment of our step; 0: whole graph")
+    parser.add_argument("--layers", type=int, default=CONFIG["num_hidden_layers"], help="of the model of the step")
+    parser.add_argument("--no-compile", action="store_true", help="mlx-lm's step without mx.compile: it needs less")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, short rows")
     given = parser.parse_args()
     # OpenBLAS reads this when it is loaded, which must be before mlx is imported.
@@ -72,7 +74,11 @@ def main() -> None:
         features = 8 if given.tiny else 128
         result["operation"] = [operation(n, each, features, given.rounds) for each in (False, True) for n in lengths]
     if given.part != "operation":
-        sizes = {**CONFIG, **TINY} if given.tiny else CONFIG
+        import mlx.core as mx
+
+        (mx.disable_compile if given.no_compile else mx.enable_compile)()
+        sizes = {**CONFIG, **(TINY if given.tiny else {}), "num_hidden_layers": given.layers}
+        result["settings"] = {"layers": given.layers, "compiled": not given.no_compile}
         result["step"] = [step(n, sizes, given.rounds, given.segment_size) for n in lengths]
     result["machine"] = {
         "system": platform.system(),

@@ -157,7 +157,7 @@ def test_rows_grouped_heads_and_sizes_of_any_kind_give_the_rule(by_channel: bool
 @both
 @pytest.mark.parametrize("log_g", [0.0, -1e-6, -30.0, -150.0])
 def test_gates_of_one_and_of_nothing_give_the_rule(by_channel: bool, log_g: float) -> None:
-    case = drawn(150, by_channel=by_channel)
+    case = drawn(150, by_channel=by_channel, dk=32)
     rounding = abs(log_g) * 2.0**-24  # exp's argument is rounded, in mlx-lm's form too
     agrees(replace(case, log_g=np.full_like(case.log_g, log_g)), max(EXACT, rounding))
 
@@ -170,11 +170,12 @@ def test_a_gate_that_forgets_everything_may_stand_anywhere(by_channel: bool) -> 
 
 
 @both
-@pytest.mark.parametrize("beta", [1.0, 1.9], ids=["beta 1", "beta near 2"])
-def test_a_token_repeated_without_end_gives_the_rule(by_channel: bool, beta: float) -> None:
+@pytest.mark.parametrize(("beta", "tolerance"), [(1.0, EQUAL_KEYS), (1.9, 3 * EQUAL_KEYS)])
+def test_a_token_repeated_without_end_gives_the_rule(by_channel: bool, beta: float, tolerance: float) -> None:
+    """With beta near 2 each token turns what the one before it wrote around, so the terms cancel out."""
     case = drawn(200, by_channel=by_channel, dk=16)
     case = replace(case, k=np.broadcast_to(case.k[:, :1], case.k.shape), log_g=case.log_g * 1e-3)
-    agrees(replace(case, beta=np.full_like(case.beta, np.float32(beta))), EQUAL_KEYS)
+    agrees(replace(case, beta=np.full_like(case.beta, np.float32(beta))), tolerance)
 
 
 @both

@@ -7,7 +7,7 @@ import pytest
 
 from mlxdist.coordinator.html_report.write import write_report
 from tests.coordinator.html_report.told_runs import EVIL, told_run
-from tests.processes.browser import browser
+from tests.processes.browser import browser, started
 
 pytestmark = pytest.mark.slow
 
@@ -17,7 +17,7 @@ def test_a_report_is_drawn_at_any_width_in_both_schemes(tmp_path: Path, width: i
     runs = [told_run(tmp_path / EVIL.replace("/", ""), evil=EVIL), told_run(tmp_path / "other")]
     out = tmp_path / "report.html"
     write_report(runs, out, force=False, now=datetime(2026, 5, 2))
-    with browser(width=width, scheme=scheme) as seen:
+    with started() as chromium, browser(chromium, width=width, scheme=scheme) as seen:
         seen.page.goto(out.as_uri())
         figures = seen.page.locator("figure")
         assert figures.count() == 2 + 2 * 6

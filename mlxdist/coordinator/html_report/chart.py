@@ -130,15 +130,17 @@ def thinned(points: Sequence[Point], left: float, right: float) -> Sequence[Poin
 
 
 def running_mean(points: Sequence[Point]) -> list[Point]:
-    """Returns for each point the mean of those around it, fewer of them at the two ends."""
+    """Returns for each point the mean of those around it; at the two ends of fewer, but not of single points."""
+    last = len(points) - 1
     reach = max(len(points) // SMOOTH_PART // 2, 2)
     sums = [0.0]
     for _, value in points:
         sums.append(sums[-1] + value)
     smooth = []
     for at, (step, _) in enumerate(points):
-        near = min(reach, at, len(points) - 1 - at)
-        smooth.append((step, (sums[at + near + 1] - sums[at - near]) / (2 * near + 1)))
+        near = max(min(reach, at, last - at), reach // 8)
+        first, end = max(at - near, 0), min(at + near, last) + 1
+        smooth.append((step, (sums[end] - sums[first]) / (end - first)))
     return smooth
 
 

@@ -19,6 +19,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mlxdist.coordinator.overview.find import is_held
 from mlxdist.coordinator.view.facts import facts_of, names_of, timeline_of
 from mlxdist.coordinator.view.watched_run import WatchedRun
 
@@ -130,8 +131,6 @@ async def versions(runs: Sequence[WatchedRun]) -> AsyncIterator[dict[str, Any]]:
 
 def look_at(run: WatchedRun) -> tuple[int, bool]:
     """Returns the version of a run, and true while a coordinator writes in it; -1 where it cannot be read now."""
-    from mlxdist.coordinator.overview.find import is_held
-
     try:
         return run.refresh(), is_held(run.folder) is True
     except OSError:

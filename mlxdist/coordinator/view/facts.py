@@ -25,7 +25,7 @@ def facts_of(run: WatchedRun) -> dict[str, Any]:
     with run.lock:
         told, folder = run.told, run.folder
         manifest = read_manifest(folder) or {}
-        state = told.status or ("training" if is_held(folder) else "stopped" if manifest else "waiting")
+        state = told.status or state_now(folder, begun=bool(manifest))
         lost = lost_time(list(told.times.values()), told.redone, sum(told.pauses.values()), told.wall_seconds)
         facts = {
             "path": str(folder.path),
@@ -49,6 +49,14 @@ def facts_of(run: WatchedRun) -> dict[str, Any]:
             "config": settings_of(folder),
         }
     return dict(finite(facts))  # type: ignore[call-overload, no-any-return]
+
+
+def state_now(folder: RunFolder, *, begun: bool) -> str:
+    """Returns the state of a run that has told no end: training, stopped, elsewhere (not seen from here) or waiting."""
+    held = is_held(folder)
+    if held is None:
+        return "elsewhere"
+    return "training" if held else "stopped" if begun else "waiting"
 
 
 def seconds_left(told: Told) -> float | None:

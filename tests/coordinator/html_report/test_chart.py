@@ -62,6 +62,11 @@ def test_every_scale_has_a_few_values_inside_of_it(low: float, span: float) -> N
     assert all(low - 1e-6 * span <= value <= low + span * (1 + 1e-6) for value in values)
 
 
+def test_a_running_mean_of_many_steps_ends_as_calmly_as_it_goes() -> None:
+    noisy = [(float(step), float(step % 2)) for step in range(10_000)]
+    assert all(abs(value - 0.5) < 0.03 for _, value in running_mean(noisy))
+
+
 def test_a_running_mean_keeps_the_ends_and_a_straight_line() -> None:
     line = [(float(step), 2.0 * step) for step in range(200)]
     assert [value for _, value in running_mean(line)] == pytest.approx([value for _, value in line])

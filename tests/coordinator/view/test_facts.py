@@ -122,6 +122,12 @@ def test_a_folder_without_a_run_has_not_begun_and_a_killed_one_has_stopped(tmp_p
     assert facts_of(read(written.path))["state"] == "done"
 
 
+def test_a_run_whose_coordinator_is_on_another_mac_is_neither_training_nor_stopped(tmp_path: Path) -> None:
+    written = WrittenRun(tmp_path).take(2)
+    (written.path / "state" / "lock").write_text("1 another-mac\n")
+    assert facts_of(read(written.path))["state"] == "elsewhere"
+
+
 def test_lines_of_another_version_change_nothing(tmp_path: Path) -> None:
     written = WrittenRun(tmp_path).take(2)
     strange = ['{"event": "work", "step": 3, "nodes": 7}', '{"event": "train"}', '{"event": "val", "step": "x"}', "7"]

@@ -1,8 +1,13 @@
 """The command `mlxdist view`: what it refuses in a sentence, and the extra that it needs."""
 
+import json
 import socket
+import subprocess
+import sys
 from pathlib import Path
+from urllib.request import urlopen
 
+import psutil
 import pytest
 
 from mlxdist.coordinator.view.serve import HOST, folder_at, listening, require_extra, serve
@@ -41,3 +46,19 @@ def test_a_port_that_is_taken_is_refused_with_what_to_do() -> None:
 def test_the_page_listens_on_loopback_alone() -> None:
     with listening(0) as listener:
         assert listener.getsockname()[0] == "127.0.0.1"
+
+
+@pytest.mark.slow
+def test_the_page_of_a_launch_ends_with_it_also_when_it_is_killed(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from mlxdist.commands.page import page_beside\n"
+        "with page_beside(Path(sys.argv[1])): time.sleep(1000)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "coming")], stdout=subprocess.PIPE) as launch:
+        assert launch.stdout is not None
+        url = launch.stdout.readline().decode().split()[-1]
+        (page,) = psutil.Process(launch.pid).children()
+        with urlopen(url + "facts", timeout=60) as answer:
+            assert json.load(answer)["state"] == "waiting"
+        launch.kill()
+        page.wait(60)

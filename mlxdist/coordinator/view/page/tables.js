@@ -6,7 +6,7 @@ const GOOD = ["ready", "busy"], BAD = ["suspect", "dead", "left"];
 
 export function stateOf(facts, connected) {
   const words = { training: facts.paused ? "paused, waits for nodes" : "training", done: "done", interrupted: "interrupted",
-    failed: "failed", stopped: "stopped", waiting: "has not begun" };
+    failed: "failed", stopped: "stopped", elsewhere: "its coordinator is on another Mac", waiting: "has not begun" };
   const known = words[facts.state] || facts.state;
   if (connected) return [facts.state, known];
   const gone = "not connected: the page's server has ended, or is unreachable";
