@@ -284,8 +284,8 @@ def inspect(
         int | None, typer.Option(min=2, help="Longer rows are cut to this, as by batch.max_length.")
     ] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Rows or pairs of a batch, as batch.size.")] = None,
-    micro_size: Annotated[
-        int | None, typer.Option(min=1, help="Rows or pairs that one node computes at once, as batch.micro_size.")
+    leaf_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens that one node computes at once, as batch.leaf_tokens.")
     ] = None,
     train_on: Annotated[
         str | None, typer.Option(help="The trained turns of a conversation: last, all or everything, as data.train_on.")
@@ -298,7 +298,7 @@ def inspect(
 
     from mlxdist.coordinator.inspect.inspect import InspectOptions, show_inspection
 
-    options = InspectOptions(method, max_length, batch_size, micro_size, train_on, set_ or (), as_json=json)
+    options = InspectOptions(method, max_length, batch_size, leaf_tokens, train_on, set_ or (), as_json=json)
     sys.exit(show_inspection(data, model, options, Console()))
 
 
@@ -309,7 +309,7 @@ def plan(
     nodes: NodeCount = None,
     tokens_per_second: Annotated[
         float | None,
-        typer.Option(min=0.001, help="The speed of one node, padding included. Default: that of an earlier run."),
+        typer.Option(min=0.001, help="The speed of one node. Default: that of an earlier run."),
     ] = None,
     link_gbit: Annotated[float, typer.Option(min=0.001, help="The speed of this Mac's network, in Gbit/s.")] = 1.0,
     set_: Changes = None,

@@ -165,7 +165,7 @@ def measure(
 def one_step(fleet: Fleet, case: Case, leaves: int, number: int) -> float:
     """Returns the seconds of a step: adapter down, leaves, partials up."""
     row = Row(0, np.ones(8, np.int32), np.array([0] + [1] * 7, np.uint8))
-    asked = tuple(Leaf(index, (row,), (8,)) for index in range(leaves))
+    asked = tuple(Leaf(index, (row,)) for index in range(leaves))
     adapter = np.full(case.megabytes * 250_000, number, np.float32)
     began = time.perf_counter()
     fleet.send_adapter(number, adapter)

@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="folder with a tokenizer and a chat template")
     parser.add_argument("--rows", type=int, default=100_000, help="synthetic chat rows; 0 leaves this part out")
     parser.add_argument("--padding", type=Path, help="a .jsonl file of messages: the padding of both trainers' batches")
-    parser.add_argument("--batch", type=int, default=8, help="rows per batch and leaf for --padding")
+    parser.add_argument("--batch", type=int, default=8, help="rows per batch for --padding")
     parser.add_argument("--max-length", type=int, default=1024)
     parser.add_argument("--way", choices=list(WAYS), help=argparse.SUPPRESS)  # one measurement, in its own process
     parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
@@ -223,29 +223,19 @@ def write_synthetic(file: Path, n_rows: int) -> None:
 
 def padding_of_both(given: argparse.Namespace) -> dict[str, Any]:
     """Returns the share of padding in the batches of each trainer, over one epoch with the same rows per batch."""
-    from itertools import islice
-
     from mlx_lm.tuner.datasets import CacheDataset, ChatDataset
     from mlx_lm.tuner.trainer import iterate_batches
 
-    from mlxdist.coordinator.batch.batch_order import steps, steps_per_epoch
-    from mlxdist.coordinator.batch.micro_batches import cut
     from mlxdist.coordinator.config.schema import BatchConfig, DataConfig, RunConfig
     from mlxdist.coordinator.data.load import read
     from mlxdist.coordinator.encode.tokenizer import load
-    from mlxdist.coordinator.inspect.facts import padding
+    from mlxdist.coordinator.inspect.facts import batch_facts
 
     results: dict[str, Any] = {"file": given.padding.name, "rows_per_batch": given.batch}
-    for name, micro_size in (("ours", given.batch), ("ours_micro_size_1", 1)):
-        batch = BatchConfig(size=given.batch, micro_size=micro_size, max_length=given.max_length, max_cut=1.0)
-        data = DataConfig(path=str(given.padding))
-        rows = read(
-            RunConfig(model=given.model, output=Path("runs"), data=data, batch=batch), progress=lambda *_: None
-        ).train
-        order = islice(steps(rows.lengths.tolist(), batch, "sft"), steps_per_epoch(len(rows), batch, "sft"))
-        results[name] = round(
-            padding(leaf for step in order for leaf in cut(step, rows, micro_size, given.max_length)), 4
-        )
+    batch = BatchConfig(size=given.batch, max_length=given.max_length, max_cut=1.0)
+    config = RunConfig(model=given.model, output=Path("runs"), data=DataConfig(path=str(given.padding)), batch=batch)
+    results["ours"] = 0.0  # rows are packed
+    results["ours_leaf_fill"] = round(batch_facts(read(config, progress=lambda *_: None).train, config).fill, 4)
     chats = [json.loads(line) for line in given.padding.read_text(encoding="utf-8").splitlines() if line.strip()]
     theirs = CacheDataset(ChatDataset(chats, load(given.model), mask_prompt=True))
     places = tokens = 0

@@ -53,7 +53,8 @@ def measure(method: str, path: str, length: int, free: float) -> dict[str, Any]:
     model = tiny_model("llama", **SHAPE)
     add_lora(model, rank=8)
     adapter = sum(value.size for value in _trainable(model).values())
-    size = memory.LeafSize(length, length, batches=2 if method == "dpo" else 1, adapter=adapter)
+    tokens = length * (2 if method == "dpo" else 1)
+    size = memory.LeafSize(length, tokens, tokens, adapter)
     shape = memory.model_shape(SHAPE)
     segment, chunk = 0, HEAD_CHUNK
     if path == AUTO:

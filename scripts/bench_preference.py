@@ -34,7 +34,7 @@ output = "run"
 path = "data"
 [batch]
 size = {pairs}
-micro_size = {micro}
+leaf_tokens = {leaf_tokens}
 max_length = {max_length}
 [lora]
 rank = {rank}
@@ -52,14 +52,14 @@ beta = {beta}
 """
 
 
-def prepare(folder: Path, model: str, rows: list[str], steps: int, micro: int = 1) -> None:
+def prepare(folder: Path, model: str, rows: list[str], steps: int, leaf_tokens: int | str = "auto") -> None:
     """Writes the data and run.toml."""
     (folder / "data").mkdir()
     (folder / "data" / "train.jsonl").write_text("\n".join(rows) + "\n")
     text = RUN_TOML.format(
         model=json.dumps(model),
         pairs=len(rows),
-        micro=micro,
+        leaf_tokens=json.dumps(leaf_tokens),
         max_length=MAX_LENGTH,
         rank=RANK,
         scale=SCALE,
@@ -206,7 +206,7 @@ def main() -> None:
     parser.add_argument("--model", help="folder or hub id, as for mlx_lm.load")
     parser.add_argument("--data", type=Path, default=Path("examples/dpo/train.jsonl"), help="pairs as JSON lines")
     parser.add_argument("--pairs", type=int, default=8)
-    parser.add_argument("--micro", type=int, default=4, help="pairs per leaf of mlxdist")
+    parser.add_argument("--leaf-tokens", default="auto", help="tokens per leaf of mlxdist")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--theirs", type=Path, help=argparse.SUPPRESS)  # one round of mlx-lm-lora, for this script
@@ -217,16 +217,17 @@ def main() -> None:
     if not arguments.model:
         parser.error("--model is needed")
     model = str(Path(arguments.model).resolve()) if Path(arguments.model).exists() else arguments.model
+    leaf_tokens = arguments.leaf_tokens if arguments.leaf_tokens == "auto" else int(arguments.leaf_tokens)
     rows = arguments.data.read_text().splitlines()[: arguments.pairs]
     ours, theirs = [], []
     for _ in range(arguments.rounds):
         with tempfile.TemporaryDirectory() as scratch:
-            prepare(Path(scratch), model, rows, arguments.steps, arguments.micro)
+            prepare(Path(scratch), model, rows, arguments.steps, leaf_tokens)
             ours.append(measure_ours(Path(scratch)))
             theirs.append(measure_theirs(Path(scratch)))
     packages = {name: version(name) for name in ("mlxdist", "mlx", "mlx-lm", "mlx-lm-lora")}
     machine = {"machine": platform.machine(), "system": platform.system(), "threads": THREADS}
-    settings = {"model": arguments.model, "pairs": len(rows), "micro": arguments.micro, "steps": arguments.steps}
+    settings = {"model": arguments.model, "pairs": len(rows), "leaf_tokens": leaf_tokens, "steps": arguments.steps}
     print(json.dumps({**summary(ours, theirs), **settings, **machine, "versions": packages}, indent=2))
 
 

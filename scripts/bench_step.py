@@ -38,7 +38,7 @@ output = "run"
 data = "train.jsonl"
 [batch]
 size = {batch}
-micro_size = {micro}
+leaf_tokens = {leaf_tokens}
 max_length = {max_length}
 [lora]
 rank_scaling = "constant"
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3, help="steps in an epoch over the rows")
     parser.add_argument("--pairs", type=int, default=3, help="epochs of each side that count")
     parser.add_argument("--batch", type=int, default=4, help="rows in a step")
-    parser.add_argument("--micro", type=int, default=1, help="rows in a leaf of ours; mlx-lm takes the batch whole")
+    parser.add_argument("--leaf-tokens", default="auto", help="tokens of a leaf of ours; mlx-lm takes the batch whole")
     parser.add_argument("--max-length", type=int, default=1024)
     parser.add_argument("--tiny", action="store_true", help="a tiny random model instead")
     given = parser.parse_args()
@@ -75,8 +75,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         model = tiny_model(folder / "tiny") if given.tiny else Path(given.model).resolve()
-        settings = {"batch": given.batch, "micro": given.micro, "max_length": given.max_length}
-        (folder / "run.toml").write_text(RUN_TOML.format(model=json.dumps(str(model)), **settings))
+        leaf_tokens = given.leaf_tokens if given.leaf_tokens == "auto" else int(given.leaf_tokens)
+        settings = {"batch": given.batch, "leaf_tokens": leaf_tokens, "max_length": given.max_length}
+        written = {name: json.dumps(value) for name, value in settings.items()}
+        (folder / "run.toml").write_text(RUN_TOML.format(model=json.dumps(str(model)), **written))
         (folder / "train.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
         result = measure(folder, lines, given.steps, given.pairs)
     result["settings"] = {"model": model.name, "turns": turns, "steps": given.steps, "pairs": given.pairs, **settings}

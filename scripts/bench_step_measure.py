@@ -18,6 +18,7 @@ from mlxdist.coordinator.batch.batch_order import steps as order_steps
 from mlxdist.coordinator.config.load import load_config
 from mlxdist.coordinator.config.run_spec import run_spec
 from mlxdist.coordinator.data.load import read
+from mlxdist.coordinator.memory.fit import leaf_limit, resolved_leaf_tokens
 from mlxdist.coordinator.training import initial_adapter as adapters
 from mlxdist.coordinator.training.adamw import no_moments
 from mlxdist.node.work import model as models
@@ -109,7 +110,8 @@ def measure(folder: Path, lines: Sequence[str], steps: int, pairs: int) -> dict[
     dataset = read(config, progress=lambda what, share: None).train
     rows = [dataset.rows(index)[0] for index in range(len(dataset))]
     data = their_data(config, lines, rows)
-    loaded = models.load_with_lora(run_spec(config), say)
+    config = resolved_leaf_tokens(config, dataset)
+    loaded = models.load_with_lora(run_spec(config, largest_leaf=leaf_limit(config, [dataset])), say)
     first = adapters.draw(loaded.manifest, config.batch.seed)
     loaded.use({name: mx.array(part) for name, part in manifests.split(loaded.manifest, first).items()})
     ours = Training(config, dataset, first, no_moments(len(first)))
@@ -141,7 +143,7 @@ def measure(folder: Path, lines: Sequence[str], steps: int, pairs: int) -> dict[
     targets = sum(int(row.targets.sum()) for row in rows)
     flops = flops_of(loaded)
     leaves = [leaf for step in last_epoch for leaf in ours.leaves(step)]
-    widths = [leaf.widths[0] - 1 for leaf in leaves for _ in leaf.rows]
+    widths = [len(row.ids) - 1 for leaf in leaves for row in leaf.rows]
     mine = Side(pairs_of(seconds, steps), targets_of(leaves), flops(widths, targets), sum(losses[-steps:]) / targets)
     its = side_of(theirs, steps, flops)
     if not its.targets == mine.targets == targets:

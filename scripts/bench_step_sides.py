@@ -81,7 +81,9 @@ class Training:
 
     def leaves(self, step: Step) -> tuple[Leaf, ...]:
         """The leaves of a step."""
-        return cut(step, self.rows, self.config.batch.micro_size, self.config.batch.max_length)
+        leaf_tokens = self.config.batch.leaf_tokens
+        assert leaf_tokens != "auto"
+        return cut(step, self.rows, leaf_tokens).leaves
 
     def advance(self, adapter: Vector, moments: Moments) -> None:
         """Takes the step."""

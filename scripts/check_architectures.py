@@ -1,10 +1,11 @@
-"""Compares the segmented backward with plain autograd for every architecture of mlx-lm, and writes the table.
+"""Compares segments and packed rows with plain autograd for every architecture of mlx-lm, and writes the table.
 
-    python -m scripts.check_architectures              all, a process each; writes docs/architectures.md (4 minutes)
+    python -m scripts.check_architectures              all, a process each; writes docs/architectures.md (10 minutes)
     python -m scripts.check_architectures llama phi3   these, printed
 
 Each is a tiny random float32 model with LoRA on every linear module of its layers, trained on two rows of different
-lengths with segments of one layer and of three.
+lengths with segments of one layer and of three. Then rows and pairs are packed as at the start of a run, and their
+gradient is compared with that of each row alone.
 """
 
 import argparse
@@ -18,9 +19,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from mlxdist.protocol.packing import APART, BY_PIECE, PACKED
+
 TABLE = Path(__file__).parent.parent / "docs" / "architectures.md"
 EQUAL = 1e-5  # relative, float32
-SECONDS, MEMORY = 180, 8 << 30  # limits of one architecture
+PACKED_TOKENS = 150  # of the largest packed leaf
+SECONDS, MEMORY = 300, 8 << 30  # limits of one architecture
 KINDS = ("matches", "falls back", "cannot be trained", "not tried")
 
 
@@ -33,6 +37,8 @@ class Finding:
     difference: float = 0.0  # the largest of a parameter's gradient, relative
     why: str = ""
     chunked: float = 0.0  # the same of gated-delta layers in chunks, against mlx-lm's form; 0: it has none
+    packing: str = ""  # of protocol/packing.py, with the mixers by name
+    packed: float = 0.0  # the difference of the packed rows' gradient, relative
 
 
 def find(architecture: str) -> Finding:
@@ -65,20 +71,45 @@ def find(architecture: str) -> Finding:
         events = backward(model, [longer], _loss, head_chunk=8, path=GradientPath(supervised_head=False, chunked=True))
         chunked = furthest(gathered(events)[1], own)
     path = choose_path(model, segment_size=1)
+    packing, packed = packing_of(model, path)
     if not path.segment_size:
-        return Finding(architecture, "falls back", why=path.reason, chunked=chunked)
+        return Finding(architecture, "falls back", 0.0, path.reason, chunked, packing, packed)
     differences = [
         furthest(gathered(backward(model, [rows], _loss, head_chunk=8, path=path))[1], expected)
         for path in (GradientPath(segment_size=1), GradientPath(segment_size=3))
     ]
     worst = max(differences)
     if worst <= EQUAL:
-        return Finding(architecture, "matches", worst, chunked=chunked)
-    return Finding(architecture, "falls back", worst, "the difference is too large", chunked)
+        return Finding(architecture, "matches", worst, "", chunked, packing, packed)
+    return Finding(architecture, "falls back", worst, "the difference is too large", chunked, packing, packed)
 
 
 def _loss(sums: list[Any]) -> Any:
     return -sums[0].sum()
+
+
+def packing_of(model: Any, path: Any) -> tuple[str, float]:
+    """Returns the mode in which the model's rows are packed, with its mixers, and how far its gradient is off."""
+    import mlx.core as mx
+
+    from mlxdist.node.backward.backward import backward
+    from mlxdist.node.backward.choose_packing import choose_packing, tiny_items
+    from mlxdist.node.backward.events import gathered
+    from mlxdist.node.backward.layout import alone, pack
+    from scripts.plain_gradient import furthest
+    from scripts.tiny_architectures import VOCABULARY
+
+    choice = choose_packing(model, path, tokens=PACKED_TOKENS)
+    if choice.mode == APART:
+        return APART, 0.0
+    items = tiny_items(2 * PACKED_TOKENS // 3, VOCABULARY)
+    together, rows = [pack(items, choice.mixers)], [alone(row) for item in items for row in item]
+    found, expected = (
+        gathered(backward(model, some, lambda sums: -mx.concatenate(sums).sum(), head_chunk=32, path=path))[1]
+        for some in (together, rows)
+    )
+    names = ", ".join(kind.__name__ for kind in choice.mixers)
+    return choice.mode + (f": {names}" if names else ""), furthest(found, expected)
 
 
 def find_apart(architecture: str) -> Finding:
@@ -108,14 +139,22 @@ def table(findings: list[Finding]) -> str:
         f"{counts['falls back']} fall back, {counts['cannot be trained']} cannot be trained with plain autograd "
         f"either, {counts['not tried']} were not tried.",
         "",
-        "No list of names is in the code: at the start of a run every model is checked like this, on a tiny batch, and "
-        "one that does not match is trained on the next best path, which the run says in one sentence.",
+        f"Of those that are trained, {_packed(findings, PACKED)} are packed with two replaced functions of mlx alone, "
+        f"{_packed(findings, BY_PIECE)} with some modules called for each row, and {_packed(findings, APART)} are "
+        "refused: their rows are computed one by one. The last difference is that of the packed gradient from the "
+        "gradient of the rows alone.",
         "",
-        "| architecture | segments | difference | why |",
-        "| --- | --- | ---: | --- |",
+        "No list of names is in the code: at the start of a run every model is checked like this, on a tiny batch (the "
+        "packing also at the size of the run's largest leaf), and one that does not match is trained in the next best "
+        "way, which the run says in one sentence.",
+        "",
+        "| architecture | segments | difference | packing | difference | why |",
+        "| --- | --- | ---: | --- | ---: | --- |",
     ]
     lines = [
-        f"| {finding.architecture} | {finding.kind} | {_number(finding)} | {finding.why.replace('|', '/')} |"
+        f"| {finding.architecture} | {finding.kind} | {_number(finding)} "
+        f"| {finding.packing.replace('apart', 'refused')} | {f'{finding.packed:.1e}' if finding.packed else ''} "
+        f"| {finding.why.replace('|', '/')} |"
         for finding in sorted(findings, key=lambda finding: finding.architecture.lower())
     ]
     return "\n".join([*head, *lines, "", *_with_states(findings)]) + "\n"
@@ -139,6 +178,10 @@ def _with_states(findings: list[Finding]) -> list[str]:
         "`mlxdist plan` and the start of a run say so. The state spaces of mamba2, falcon_h1, granitemoehybrid, "
         "nemotron_h and plamo2 are computed in parallel by mlx-lm itself.",
     ]
+
+
+def _packed(findings: list[Finding], mode: str) -> int:
+    return sum(finding.packing.partition(":")[0] == mode for finding in findings)
 
 
 def _number(finding: Finding) -> str:
@@ -168,7 +211,8 @@ def main() -> None:
     for architecture in asked.architectures or list(architectures()):
         finding = find_apart(architecture)
         findings.append(finding)
-        print(f"{architecture:24} {finding.kind:18} {_number(finding):8} {finding.why}", flush=True)
+        packing = f"{finding.packing:30} {finding.packed:.1e}"
+        print(f"{architecture:24} {finding.kind:18} {_number(finding):8} {packing} {finding.why}", flush=True)
     if not asked.architectures:
         TABLE.write_text(table(findings), encoding="utf-8")
         print(f"wrote {TABLE}")

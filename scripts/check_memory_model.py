@@ -81,7 +81,7 @@ def measure(architecture: str) -> dict[str, Any]:
             path = GradientPath(segment_size=segment, chunked=has_gated_delta(model))
             gathered(backward(model, [rows], lambda sums: -sums[0].sum(), head_chunk=CHUNK, path=path))
             taken = mx.get_peak_memory() - before
-            predicted = peak(shape, LeafSize(length, length, adapter=adapter), segment_size=segment, head_chunk=CHUNK)
+            predicted = peak(shape, LeafSize(length, length, length, adapter), segment_size=segment, head_chunk=CHUNK)
             ratios[f"{segment or 'off'} {length}"] = round(taken / predicted, 2)
     return {"architecture": architecture, "heavier": "?" if shape.unmeasured else shape.heavier, "ratios": ratios}
 

@@ -47,7 +47,7 @@ output = "ours-{nodes}"
 data = "{data}"
 [batch]
 size = {batch}
-micro_size = 2
+leaf_tokens = 128
 order = "shuffled"
 [lora]
 rank = {rank}

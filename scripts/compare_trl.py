@@ -38,7 +38,7 @@ output = "run"
 path = "data"
 [batch]
 size = {batch}
-micro_size = 1
+leaf_tokens = 1
 max_length = 512
 [lora]
 rank = {rank}

@@ -30,6 +30,7 @@ data = "data"
 method = "{method}"
 [batch]
 size = {leaves}
+leaf_tokens = 1
 order = "shuffled"
 [lora]
 rank_scaling = "constant"

@@ -25,9 +25,9 @@ def format_bytes(count: float) -> str:
 
 
 def describe_leaf(leaf: Leaf) -> str:
-    """Returns 'a row of 900 tokens' or '4 rows of 900 tokens'."""
-    rows, width = len(leaf.rows), max(leaf.widths)
-    return f"a row of {width} tokens" if rows == 1 else f"{rows} rows of {width} tokens"
+    """Returns 'a row of 900 tokens' or '4 rows of 900 tokens together'."""
+    rows = len(leaf.rows)
+    return f"a row of {leaf.tokens} tokens" if rows == 1 else f"{rows} rows of {leaf.tokens} tokens together"
 
 
 def cure(leaf: Leaf, segment_size: int) -> str:
@@ -35,7 +35,7 @@ def cure(leaf: Leaf, segment_size: int) -> str:
     changes = []
     if segment_size != 1:
         changes.append("memory.segment_size = 1")
-    if len(leaf.rows) > len(leaf.widths):
-        changes.append("batch.micro_size = 1")
-    changes.append(f"batch.max_length below {max(leaf.widths)}")
+    if leaf.items > 1:
+        changes.append(f"batch.leaf_tokens below {leaf.tokens}")
+    changes.append(f"batch.max_length below {max(len(row.ids) for row in leaf.rows)}")
     return f"less is needed with {' or '.join(changes)}, or with fewer programs open on this node"

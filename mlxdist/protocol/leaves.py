@@ -27,24 +27,50 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A micro-batch: the rows that one forward and backward hold. Rows of pairs alternate chosen and rejected."""
+    """The rows that one forward and backward hold, packed into one. Rows of pairs alternate chosen and rejected."""
 
     index: int  # place among the step's leaves, from 0
     rows: tuple[Row, ...]
-    widths: tuple[int, ...]  # tokens that rows are padded to: one number, or one for chosen and one for rejected
+    branches: int = 1  # rows of one item: 1, or 2 and more that share what they begin with
 
     @property
     def items(self) -> int:
         """The number B of its rows, or of its pairs."""
-        return len(self.rows) // len(self.widths)
+        return len(self.rows) // self.branches
+
+    @property
+    def shared(self) -> list[int]:
+        """Of each row, the tokens that it shares with the first row of its item, whose own is 0."""
+        return [
+            tokens
+            for start in range(0, len(self.rows), self.branches)
+            for tokens in shared_tokens(self.rows[start : start + self.branches])
+        ]
+
+    @property
+    def tokens(self) -> int:
+        """The tokens that a pass over it computes: those that an item's rows share are counted once."""
+        return sum(len(row.ids) - shared for row, shared in zip(self.rows, self.shared, strict=True))
 
 
-def leaf_width(lengths: Sequence[int], max_length: int) -> int:
-    """Returns the width of a leaf in tokens: one row is not padded, several go to 1 + 32k, capped at `max_length`."""
-    longest = max(lengths)
-    if len(lengths) == 1:
-        return longest
-    return max(longest, min(1 + 32 * -(-(longest - 1) // 32), max_length))
+def shared_tokens(item: Sequence[Row]) -> list[int]:
+    """Returns the leading tokens that each row of an item has in common with the first one, for which it is 0.
+
+    A row's last token is only predicted, never read, so it is not among them.
+    """
+    first = item[0].ids[:-1]
+    return [0, *(_common(first, row.ids[:-1]) for row in item[1:])]
+
+
+def item_tokens(item: Sequence[Row]) -> int:
+    """Returns the tokens that an item costs: a row's own, or P + C + R of a pair with a prompt of P."""
+    return sum(len(row.ids) - shared for row, shared in zip(item, shared_tokens(item), strict=True))
+
+
+def _common(left: Ids, right: Ids) -> int:
+    length = min(len(left), len(right))
+    different = np.flatnonzero(left[:length] != right[:length])
+    return int(different[0]) if len(different) else length
 
 
 def pack_leaf(leaf: Leaf) -> bytes:
@@ -53,18 +79,18 @@ def pack_leaf(leaf: Leaf) -> bytes:
 
 
 def unpack_leaf(message: LeafRows, payload: memoryview) -> Leaf:
-    """Returns the leaf of a LeafRows message. Raises WireError when payload, lengths and widths do not match."""
-    tokens, widths = sum(message.lengths), message.widths
+    """Returns the leaf of a LeafRows message. Raises WireError when payload, lengths and branches do not match."""
+    tokens, branches = sum(message.lengths), message.branches
     if payload.nbytes != 5 * tokens or len(message.row_ids) != len(message.lengths):
         raise WireError(f"leaf {message.leaf}: {payload.nbytes} bytes for {tokens} tokens")
-    if not message.lengths or not widths or len(message.lengths) % len(widths):
-        raise WireError(f"leaf {message.leaf}: {len(message.lengths)} rows in {len(widths)} widths")
-    if any(not 1 <= length <= widths[i % len(widths)] for i, length in enumerate(message.lengths)):
-        raise WireError(f"leaf {message.leaf}: rows of {message.lengths} tokens in widths {widths}")
+    if not message.lengths or branches < 1 or len(message.lengths) % branches:
+        raise WireError(f"leaf {message.leaf}: {len(message.lengths)} rows, {branches} for each item")
+    if min(message.lengths) < 1:
+        raise WireError(f"leaf {message.leaf}: rows of {message.lengths} tokens")
     ids = np.frombuffer(payload, np.int32, tokens)
     targets = np.frombuffer(payload, np.uint8, tokens, offset=4 * tokens)
     rows, start = [], 0
     for row_id, length in zip(message.row_ids, message.lengths, strict=True):
         rows.append(Row(row_id, ids[start : start + length], targets[start : start + length]))
         start += length
-    return Leaf(message.leaf, tuple(rows), message.widths)
+    return Leaf(message.leaf, tuple(rows), branches)

@@ -33,7 +33,6 @@ from mlxdist.protocol.limits import (
     Shape,
     Time,
     Value,
-    Widths,
     Word,
 )
 
@@ -71,6 +70,8 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     segment_size: Index  # layers per segment; 0 = the whole graph
     head_chunk: Index  # positions of the LM head per chunk
     grad_checkpoint: bool = False  # mlx-lm's checkpointing, on the whole graph
+    packing: Word = "packed"  # the mode of protocol/packing.py in which all nodes compute, or the best to be tried
+    largest_leaf: Index = 0  # tokens of the largest leaf, at which the packing is checked
     chunked: bool = False  # gated-delta layers run in chunks of tokens, not token by token
     fixed: Fixed = {}  # what else fixes the bits: batch, order, optimizer
     numerics_id: Name = ""
@@ -163,7 +164,7 @@ class HeartbeatAck(Message, frozen=True):
     """The answer to a heartbeat: the coordinator is there. The rest is for the person at the node; 0: not measured."""
 
     session: SessionId
-    tokens_per_second: Seconds = 0.0  # of this node, padding included
+    tokens_per_second: Seconds = 0.0  # of this node
     share: Seconds = 0.0  # of a step that it computes, in [0, 1], by the measured speeds
     peak_bytes: Amount = 0  # of mlx's memory on this node
 
@@ -219,11 +220,12 @@ class ModelHere(Message, frozen=True):
 
 
 class Loaded(Message, frozen=True):
-    """The model is loaded and has its LoRA layers, whose tensors the manifest names."""
+    """The model is loaded, its packing checked, and it has its LoRA layers, whose tensors the manifest names."""
 
     session: SessionId
     model_hash: Name
     manifest: Annotated[tuple[TensorSpec, ...], Meta(max_length=100_000)]
+    packing: Word = "packed"  # the mode of protocol/packing.py that was asked for, or a slower one
 
 
 class CanaryAnswer(Message, frozen=True):
@@ -337,7 +339,7 @@ class LeafRows(Message, frozen=True):
     step: Index
     attempt: Index
     leaf: Index
-    widths: Widths
+    branches: Index  # rows of one item
     row_ids: Rows
     lengths: Rows
     row_inputs: RowInputs = {}

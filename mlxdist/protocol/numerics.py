@@ -17,7 +17,13 @@ from mlxdist.protocol.vectors import BLOCK_ELEMENTS, Vector
 # Raised with every change that gives other bits for the same run; the changes of each version, as clauses.
 SEMANTICS_VERSION = 2
 CHANGES: Mapping[int, tuple[str, ...]] = MappingProxyType(
-    {2: ("the gated-delta layers of hybrid models are computed in chunks of tokens",)}
+    {
+        2: (
+            "the gated-delta layers of hybrid models are computed in chunks of tokens",
+            "the rows of a leaf are packed into one and counted by tokens",
+            "a pair computes its prompt once",
+        )
+    }
 )
 
 # Set in a worker's environment before it imports mlx. One thread: OpenBLAS gives other bits for another thread count.
@@ -33,6 +39,8 @@ SAME_BITS, TOLERANCE = "same bits", "tolerance"  # what a run promises
 def numerics_id(spec: RunSpec) -> str:
     """Returns a SHA-256 over all that fixes the bits: the spec with its `fixed` values, and the rules of this version.
 
+    All but the packing, on which the nodes agree later.
+
     Both sides compute it, each from its own constants. A worker whose result differs cannot take part in the run.
     """
     rules = {
@@ -40,13 +48,13 @@ def numerics_id(spec: RunSpec) -> str:
         "tree": "largest power of two below",
         "wire": "float32 little-endian",
         "block_elements": BLOCK_ELEMENTS,
-        "leaf_width": "one row unpadded, else 1 + 32k capped",
+        "leaves": "ceil(total / leaf_tokens), longest item into the least filled",
         "dropout_key": "sha256(seed:step:leaf)[:8]",
         "row_reduction": "math.fsum in row order",
         "optimizer": "adamw bias-corrected",
         "environment": WORKER_ENVIRONMENT,
     }
-    spec = msgspec.structs.replace(spec, numerics_id="", model="")
+    spec = msgspec.structs.replace(spec, numerics_id="", model="", packing="", largest_leaf=0)
     document = {"rules": rules, "spec": msgspec.to_builtins(spec)}
     return hashlib.sha256(msgspec.json.encode(document, order="deterministic")).hexdigest()
 
@@ -57,7 +65,7 @@ def dropout_key(seed: int, step: int, leaf: int) -> int:
 
 
 def canary_leaf(vocab_size: int, max_length: int) -> Leaf:
-    """Returns two rows of random tokens, the second one shorter, so that padding is computed too."""
+    """Returns two rows of random tokens, the second one shorter."""
     random = np.random.Generator(np.random.PCG64(8))
     length = min(CANARY_TOKENS, max_length)
     rows = []
@@ -66,7 +74,7 @@ def canary_leaf(vocab_size: int, max_length: int) -> Leaf:
         targets = np.ones(tokens, np.uint8)
         targets[0] = 0
         rows.append(Row(row_id, ids, targets))
-    return Leaf(0, tuple(rows), (length,))
+    return Leaf(0, tuple(rows))
 
 
 def canary_adapter(manifest: Manifest) -> Vector:

@@ -41,12 +41,15 @@ CALM = replace(
 )
 
 
+ROWS = 24
+
+
 def words(random: np.random.Generator, most: int) -> str:
     """A few words of the tiny tokenizer."""
     return " ".join(f"w{i}" for i in random.integers(0, 92, int(random.integers(1, most))))
 
 
-def data_folder(folder: Path, method: str, rows: int = 24) -> Path:
+def data_folder(folder: Path, method: str, rows: int = ROWS) -> Path:
     """Writes rows for a method into a folder."""
     random = np.random.default_rng(11)
     kinds = {"sft": ("completion",), "kto": ("completion",), "dpo": ("chosen", "rejected")}
@@ -60,7 +63,7 @@ def data_folder(folder: Path, method: str, rows: int = 24) -> Path:
 
 
 def config_of(model: Path, folder: Path, method: str, *, steps: int = 6, timing: TimingConfig = CALM) -> RunConfig:
-    """A run of a few steps of eight leaves, in `folder`/run."""
+    """A run of a few steps of eight packed leaves, in `folder`/run; each step has all rows."""
     data = folder.parent / f"data-{method}"
     if not data.exists():
         data_folder(data, method)
@@ -69,7 +72,7 @@ def config_of(model: Path, folder: Path, method: str, *, steps: int = 6, timing:
         output=folder,
         method=method,  # type: ignore[arg-type]
         data=DataConfig(path=str(data)),
-        batch=BatchConfig(size=8, order="sorted" if method == "sft" else "shuffled"),
+        batch=BatchConfig(size=ROWS, order="sorted" if method == "sft" else "shuffled"),
         lora=LoraConfig(rank=4),
         preference=PreferenceConfig(loss="kto" if method == "kto" else "sigmoid"),
         train=TrainConfig(steps=steps, learning_rate=1e-2, eval_every=0, save_every=1),

@@ -38,7 +38,8 @@ def test_leaves_move_from_a_throttled_worker_to_the_other_one_and_no_bit_changes
     nodes: FaultNodes, model: Path, tmp_path: Path
 ) -> None:
     def config(name: str) -> RunConfig:
-        return replace(config_of(model, tmp_path / name, "sft", steps=STEPS), batch=BatchConfig(size=LEAVES))
+        batch = BatchConfig(size=LEAVES, leaf_tokens=1)  # a leaf for each row
+        return replace(config_of(model, tmp_path / name, "sft", steps=STEPS), batch=batch)
 
     nodes.ready("a")
     assert train(config("alone"), nodes.port) == 0

@@ -20,12 +20,12 @@ from mlxdist.coordinator.methods.method import Method, StepAnswer
 from mlxdist.coordinator.methods.reference_logps import References, Table
 from mlxdist.coordinator.schedule.rounds import Request
 from mlxdist.coordinator.training.startup import method_of
-from mlxdist.node.backward.backward import MicroBatch
 from mlxdist.node.backward.full_graph import forward_row_sums
-from mlxdist.node.backward.supervised import supervised
+from mlxdist.node.backward.packing import packed
+from mlxdist.node.backward.supervised import Supervised
 from mlxdist.node.link.jobs import RowInputs
 from mlxdist.node.work.compute import Computer
-from mlxdist.node.work.objective import seen, target_counts
+from mlxdist.node.work.objective import by_branch, seen, target_counts
 from mlxdist.protocol.leaves import Leaf, Row
 from mlxdist.protocol.objectives import reference_point
 from tests.coordinator.training.watched import Watched
@@ -106,7 +106,7 @@ class NotClamped(Kto):
 
 def kl_scores(method: Kto, fleet: Fleet, rows: PairedRows, step: Step, adapter_version: int) -> Table:
     """Policy and reference log-probs of a step's KL pairs, [R, 2]."""
-    leaves = cut_kl(step, rows, method.config.batch.micro_size, method.config.batch.max_length)
+    leaves = cut_kl(step, rows, method.leaf_tokens).leaves
     request = Request("score", step.number, adapter_version, leaves, parameters="current+reference")
     return np.concatenate(fleet.score(request))
 
@@ -159,14 +159,15 @@ def made(kind: type[Dpo] | type[Kto]) -> MakeMethod:
 class ReferenceWithDropout(Computer):
     """The reference is asked in training mode, with dropout."""
 
-    def _reference_score(self, batches: Sequence[MicroBatch]) -> list[mx.array]:
+    def _reference_score(self, batches: Sequence[Supervised]) -> list[mx.array]:
         self.use(np.zeros_like(self.adapter) if self.reference is None else self.reference)
         set_dropout(self.loaded.model, 0.3)
         self.loaded.model.train()
         mx.random.seed(0)
         chunk, alone = self.spec.head_chunk, self.loaded.path.supervised_head
-        rows = [supervised(batch.inputs, batch.targets, batch.mask) for batch in batches]
-        sums = [forward_row_sums(self.loaded.model, one, head_chunk=chunk, supervised_head=alone) for one in rows]
+        (batch,) = batches
+        with packed(self.loaded.model, batch.packing):
+            sums = [forward_row_sums(self.loaded.model, batch, head_chunk=chunk, supervised_head=alone)]
         set_dropout(self.loaded.model, 0.0)
         self.use(self.adapter)
         return sums
@@ -175,7 +176,7 @@ class ReferenceWithDropout(Computer):
 class ReferenceLeftInPlace(Computer):
     """The policy's adapter is not put back after the reference was asked."""
 
-    def _reference_score(self, batches: Sequence[MicroBatch]) -> list[mx.array]:
+    def _reference_score(self, batches: Sequence[Supervised]) -> list[mx.array]:
         sums = super()._reference_score(batches)
         self.use(np.zeros_like(self.adapter) if self.reference is None else self.reference)
         return sums
@@ -184,14 +185,14 @@ class ReferenceLeftInPlace(Computer):
 class ReferenceIsThePolicy(Computer):
     """The reference is asked under the policy's parameters."""
 
-    def _reference_score(self, batches: Sequence[MicroBatch]) -> list[mx.array]:
+    def _reference_score(self, batches: Sequence[Supervised]) -> list[mx.array]:
         return self._score(batches)
 
 
 class ReferenceOfNoAdapter(Computer):
     """The reference's adapter, though sent, is not used."""
 
-    def _reference_score(self, batches: Sequence[MicroBatch]) -> list[mx.array]:
+    def _reference_score(self, batches: Sequence[Supervised]) -> list[mx.array]:
         self.use(np.zeros_like(self.adapter))
         sums = self._score(batches)
         self.use(self.adapter)
@@ -201,8 +202,8 @@ class ReferenceOfNoAdapter(Computer):
 class AllFresh(Computer):
     """All references of a leaf are computed again when one of them is unknown."""
 
-    def _references(self, leaf: Leaf, batches: Sequence[MicroBatch], loss: str, inputs: RowInputs) -> list[mx.array]:
-        return seen(loss, self._reference_score(batches), target_counts(leaf))
+    def _references(self, leaf: Leaf, batches: Sequence[Supervised], loss: str, inputs: RowInputs) -> list[mx.array]:
+        return seen(loss, by_branch(self._reference_score(batches), leaf.branches), target_counts(leaf))
 
 
 class Miscounting(Watched):

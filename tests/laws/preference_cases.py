@@ -10,7 +10,7 @@ from tests.laws.plain_model import KtoRow, PlainRow, dpo_steps, joined, kto_step
 from tests.laws.preference_runs import Case, Pair
 
 LOSSES = [*DPO_LOSSES, *KTO_LOSSES]
-BATCH = BatchConfig(size=3, micro_size=1, order="shuffled", remainder="keep", max_length=40)
+BATCH = BatchConfig(size=3, leaf_tokens=16, order="shuffled", remainder="keep", max_length=40)
 
 
 def pairs(count: int = 7, seed: int = 0) -> list[Pair]:

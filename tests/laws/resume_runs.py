@@ -121,7 +121,7 @@ class Sessions:
             model=str(self.model),
             output=self.folder,
             data=DataConfig(path="none"),
-            batch=BatchConfig(size=3, grad_accum_steps=2, micro_size=2, max_length=32),
+            batch=BatchConfig(size=3, grad_accum_steps=2, leaf_tokens=60, max_length=32),
             lora=LoraConfig(rank=4, dropout=0.3),
             train=TrainConfig(
                 steps=STEPS if self.max_hours is None else None,

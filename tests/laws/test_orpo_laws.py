@@ -47,11 +47,11 @@ def plain_loss(trainer: Trainer, rows: list[tuple[PlainRow, PlainRow]], beta: fl
     return nll - beta * mx.log(1 / (1 + odds[1] / odds[0])).mean()
 
 
-@pytest.mark.parametrize(("nodes", "micro_size"), [(1, 1), (3, 2)])
+@pytest.mark.parametrize(("nodes", "leaf_tokens"), [(1, 16), (3, 60)])
 def test_the_first_step_is_that_of_plain_mlx_over_the_whole_batch(
-    nodes: int, micro_size: int, model: Path, engines: list[Watched]
+    nodes: int, leaf_tokens: int, model: Path, engines: list[Watched]
 ) -> None:
-    case = orpo(batch=replace(BATCH, size=5, micro_size=micro_size), total_steps=2)
+    case = orpo(batch=replace(BATCH, size=5, leaf_tokens=leaf_tokens), total_steps=2)
     ran = train_here(case, model, engines[:nodes])
     rows = [case.rows[row] for row in case.order()[0].rows]
     plain = plain_model.with_lora(load_model(model)[0], rank=RANK, scale=SCALE)
@@ -67,13 +67,13 @@ def test_the_first_step_is_that_of_plain_mlx_over_the_whole_batch(
 
 
 def test_the_adapter_has_the_same_bits_for_any_number_of_nodes(model: Path, engines: list[Watched]) -> None:
-    case = orpo(batch=replace(BATCH, micro_size=1))
+    case = orpo(batch=replace(BATCH, leaf_tokens=16))
     assert len({train_here(case, model, engines[:nodes]).sha for nodes in (1, 2, 3)}) == 1
 
 
 def test_a_validation_has_the_loss_of_a_step_over_the_same_rows(model: Path, engines: list[Watched]) -> None:
     rows = pairs(4)
-    case = orpo(rows=rows, valid=rows, batch=replace(BATCH, size=4, micro_size=1), total_steps=1)
+    case = orpo(rows=rows, valid=rows, batch=replace(BATCH, size=4, leaf_tokens=16), total_steps=1)
     step = train_here(case, model, engines[:2]).steps[0].metrics
     (validation,) = evaluate_here(case, model, engines[:1])
     assert validation.keys() == step.keys()

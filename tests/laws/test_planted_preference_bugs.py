@@ -136,7 +136,7 @@ def test_forgotten_references_are_computed_again(model: Path) -> None:
 
 
 def test_a_worker_that_ignores_what_is_known_is_found_wrong(model: Path) -> None:
-    case = case_of("kto", replace(BATCH, size=5, micro_size=5), rows=labeled((1, 0, 1, 0, 1)), total_steps=1)
+    case = case_of("kto", replace(BATCH, size=5, leaf_tokens=150), rows=labeled((1, 0, 1, 0, 1)), total_steps=1)
 
     def row_2(references: References) -> References:
         return with_rows(references, {2: -10.0})

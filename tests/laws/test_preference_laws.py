@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mlxdist.coordinator.batch.micro_batches import cut
 from mlxdist.coordinator.methods.reference_logps import References
 from mlxdist.protocol.losses import LABEL_SMOOTHING
 from tests.cases import slow_but
@@ -25,11 +26,11 @@ def engines() -> list[Watched]:
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize(("nodes", "micro_size"), [(1, 1), (3, 2)])
+@pytest.mark.parametrize(("nodes", "leaf_tokens"), [(1, 16), (3, 60)])
 def test_every_step_equals_the_plain_loop_over_the_whole_batch(
-    loss: str, nodes: int, micro_size: int, model: Path, engines: list[Watched]
+    loss: str, nodes: int, leaf_tokens: int, model: Path, engines: list[Watched]
 ) -> None:
-    case = case_of(loss, replace(BATCH, micro_size=micro_size))
+    case = case_of(loss, replace(BATCH, leaf_tokens=leaf_tokens))
     ran = assert_equals_one_machine(case, model, engines[:nodes])
     assert len({step.grad_norm for step in ran.steps}) == 5  # it trains
 
@@ -42,14 +43,14 @@ def test_label_smoothing_equals_the_plain_loop(loss: str, model: Path, engines: 
 
 @pytest.mark.parametrize("loss", ["sigmoid", "ipo"])
 def test_pairs_of_very_different_length_weigh_the_same(loss: str, model: Path, engines: list[Watched]) -> None:
-    case = case_of(loss, replace(BATCH, size=5, micro_size=2), rows=of_very_different_lengths())
+    case = case_of(loss, replace(BATCH, size=5, leaf_tokens=60), rows=of_very_different_lengths())
     assert_equals_one_machine(case, model, engines[:2])
 
 
 @pytest.mark.parametrize("loss", ["sigmoid", "kto"])
 def test_a_step_of_two_windows_is_one_batch(loss: str, model: Path, engines: list[Watched]) -> None:
     """KTO's reference point is that of all windows: one of each window would be another number."""
-    case = case_of(loss, replace(BATCH, size=2, grad_accum_steps=2, micro_size=2))
+    case = case_of(loss, replace(BATCH, size=2, grad_accum_steps=2, leaf_tokens=60))
     assert [len(step.windows) for step in case.order()] == ([2, 2, 2, 2, 2] if loss == "sigmoid" else [2, 1, 2, 1, 2])
     assert_equals_one_machine(case, model, engines[:3])
 
@@ -121,7 +122,7 @@ def test_the_adapter_and_every_metric_have_the_same_bits_for_1_2_3_and_5_nodes(
 def test_leaves_of_three_have_the_same_bits_for_every_number_of_nodes(
     loss: str, model: Path, engines: list[Watched]
 ) -> None:
-    case = case_of(loss, replace(BATCH, size=7, micro_size=3))
+    case = case_of(loss, replace(BATCH, size=7, leaf_tokens=90))
     shas = {train_here(case, model, engines[:nodes]).sha for nodes in (1, 2, 3, 5)}
     assert len(shas) == 1
 
@@ -130,8 +131,9 @@ def test_one_node_with_desirable_and_one_with_undesirable_rows_is_the_global_bat
     model: Path, engines: list[Watched]
 ) -> None:
     batch = replace(BATCH, size=4)
-    (window,) = case_of("kto", batch, rows=labeled((1, 1, 0, 0))).order()[0].windows
-    labels = [int(row in window[:2]) for row in range(4)]  # the first node gets the first half of the window
+    drawn = case_of("kto", batch, rows=labeled((1, 1, 0, 0)))
+    order = cut(drawn.order()[0], drawn.stored(drawn.rows), BATCH.leaf_tokens).order  # type: ignore[arg-type]
+    labels = [int(row in order[:2]) for row in range(4)]  # the first node gets the first half of the leaves
     case = case_of("kto", batch, rows=labeled(labels), total_steps=1)
     for engine in engines:
         engine.asked.clear()
@@ -168,13 +170,13 @@ def test_nodes_without_work_change_nothing(loss: str, model: Path, engines: list
 # ---- the first step
 
 
-@pytest.mark.parametrize("micro_size", [1, 3])
+@pytest.mark.parametrize("leaf_tokens", [16, 90])
 @pytest.mark.parametrize(("reference", "fresh"), [("base", True), ("initial", True), ("initial", False)])
 def test_the_first_step_of_dpo_has_rewards_of_exactly_0_and_loss_ln_2(
-    micro_size: int, reference: str, fresh: bool, model: Path, engines: list[Watched]
+    leaf_tokens: int, reference: str, fresh: bool, model: Path, engines: list[Watched]
 ) -> None:
     """Policy and reference then have the same parameters, and the same bits in the same leaf."""
-    batch = replace(BATCH, size=7, micro_size=micro_size)
+    batch = replace(BATCH, size=7, leaf_tokens=leaf_tokens)
     case = case_of("sigmoid", batch, reference=reference, fresh=fresh, total_steps=1)
     metrics = train_here(case, model, engines[:2]).steps[0].metrics
     assert metrics["loss"] == float(np.float32(math.log(2)))
@@ -182,11 +184,11 @@ def test_the_first_step_of_dpo_has_rewards_of_exactly_0_and_loss_ln_2(
         assert metrics[name] == 0.0
 
 
-@pytest.mark.parametrize("micro_size", [1, 3])
+@pytest.mark.parametrize("leaf_tokens", [16, 90])
 def test_the_first_step_of_kto_has_rewards_of_exactly_0_and_loss_a_half(
-    micro_size: int, model: Path, engines: list[Watched]
+    leaf_tokens: int, model: Path, engines: list[Watched]
 ) -> None:
-    case = case_of("kto", replace(BATCH, micro_size=micro_size), fresh=True, weights=(1.0, 1.0), total_steps=1)
+    case = case_of("kto", replace(BATCH, leaf_tokens=leaf_tokens), fresh=True, weights=(1.0, 1.0), total_steps=1)
     metrics = train_here(case, model, engines[:2]).steps[0].metrics
     assert metrics["loss"] == 0.5
     for name in ("kl", "rewards/chosen", "rewards/rejected", "rewards/margins"):

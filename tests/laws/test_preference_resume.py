@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mlxdist.coordinator.batch.micro_batches import cut, cut_kl
 from mlxdist.coordinator.config.run_spec import run_spec
 from mlxdist.coordinator.methods.method import Method
 from mlxdist.coordinator.methods.reference_logps import References
@@ -99,9 +100,11 @@ def test_a_loss_that_is_not_finite_names_its_leaf_and_rows_and_takes_no_step(
     loss: str, model: Path, engines: list[Watched]
 ) -> None:
     rows = pairs(8) if loss == "sigmoid" else labeled((1, 0, 1, 1, 0, 0, 1, 0))
-    case = case_of(loss, replace(BATCH, size=4, micro_size=2), rows=rows)
-    second_leaf = case.order()[1].windows[0][2:]
-    row = second_leaf[1]
+    case = case_of(loss, replace(BATCH, size=4, leaf_tokens=60), rows=rows)
+    made = cut(case.order()[1], case.stored(case.rows), 60)
+    start = made.leaves[0].items
+    second_leaf = made.order[start : start + made.leaves[1].items]
+    row = second_leaf[-1]
 
     def broken(references: References) -> References:
         return with_rows(references, {row: np.inf})
@@ -109,7 +112,9 @@ def test_a_loss_that_is_not_finite_names_its_leaf_and_rows_and_takes_no_step(
     recorder = Recorder()
     with pytest.raises(NonFiniteError) as caught:
         train_here(case, model, engines[:2], knowing=broken, recorder=recorder)
-    ids, places = ", ".join(map(str, second_leaf)), ", ".join(f"rows.jsonl:{each + 1}" for each in second_leaf)
+    branches = made.leaves[1].branches
+    ids = ", ".join(dict.fromkeys(str(each) for each in second_leaf for _ in range(branches)))
+    places = ", ".join(f"rows.jsonl:{each + 1}" for each in second_leaf)
     assert f"NaN or Inf in leaf 1 of step 2 (rows {ids}), on node-" in str(caught.value)
     assert {name for name in ("node-0", "node-1") if name in str(caught.value)} == {"node-0", "node-1"}
     assert str(caught.value).endswith(f"The leaf holds {places}")
@@ -118,7 +123,7 @@ def test_a_loss_that_is_not_finite_names_its_leaf_and_rows_and_takes_no_step(
 
 
 def test_a_kl_pair_that_is_not_finite_is_named_before_the_reference_point(model: Path, engines: list[Watched]) -> None:
-    case = case_of("kto", replace(BATCH, micro_size=2))
+    case = case_of("kto", replace(BATCH, leaf_tokens=60))
 
     def broken(method: Method) -> State:
         vector = np.full_like(
@@ -127,9 +132,9 @@ def test_a_kl_pair_that_is_not_finite_is_named_before_the_reference_point(model:
         )
         return State(vector, no_moments(len(vector)), method.unknown_references())
 
-    first, second = case.order()[0].windows[0][:2]
-    named = (
-        rf"KL pairs of leaf 0 of step 1 \(rows {first}, {second}\): .* rows.jsonl:{first + 1}, rows.jsonl:{second + 1}"
-    )
+    made = cut_kl(case.order()[0], case.stored(case.rows), 60)
+    rows = made.order[: made.leaves[0].items]
+    ids, places = ", ".join(map(str, rows)), ", ".join(f"rows.jsonl:{row + 1}" for row in rows)
+    named = rf"KL pairs of leaf 0 of step 1 \(rows {ids}\): .* {places}"
     with pytest.raises(NonFiniteError, match=named):
         train_here(case, model, engines[:1], start=broken)

@@ -31,7 +31,7 @@ def trained(model: Path, engines: list[Engine], tmp_path: Path) -> Trained:
             model=str(model),
             output=tmp_path,
             data=DataConfig(path="none"),
-            batch=BatchConfig(size=6, micro_size=2),
+            batch=BatchConfig(size=6, leaf_tokens=60),
             lora=LoraConfig(rank=4, dropout=dropout),
             train=TrainConfig(steps=3, learning_rate=1e-2, eval_every=0),
             memory=memory,

@@ -71,12 +71,12 @@ def sha(state: State) -> str:
 @pytest.mark.parametrize(
     "batch",
     [
-        pytest.param(BatchConfig(size=8, micro_size=1), marks=pytest.mark.slow),
-        BatchConfig(size=8, micro_size=3),
-        pytest.param(BatchConfig(size=4, micro_size=1, grad_accum_steps=2), marks=pytest.mark.slow),
-        BatchConfig(size=3, micro_size=2, grad_accum_steps=2, remainder="keep"),
+        pytest.param(BatchConfig(size=8, leaf_tokens=16), marks=pytest.mark.slow),
+        BatchConfig(size=8, leaf_tokens=90),
+        pytest.param(BatchConfig(size=4, leaf_tokens=16, grad_accum_steps=2), marks=pytest.mark.slow),
+        BatchConfig(size=3, leaf_tokens=60, grad_accum_steps=2, remainder="keep"),
     ],
-    ids=["micro 1", "micro 3", "accumulated, short last step", "kept remainder"],
+    ids=["a row a leaf", "a few rows", "accumulated, short last step", "kept remainder"],
 )
 def test_the_adapter_has_the_same_bits_for_every_number_of_nodes(trained: Trainer, batch: BatchConfig) -> None:
     rows = rows_of_many_lengths(20)
@@ -90,8 +90,12 @@ def test_the_adapter_has_the_same_bits_for_every_number_of_nodes(trained: Traine
 
 @pytest.mark.parametrize(
     "batch",
-    [BatchConfig(size=12, micro_size=1), BatchConfig(size=12, micro_size=5), BatchConfig(size=6, grad_accum_steps=2)],
-    ids=["micro 1", "micro 5", "two windows"],
+    [
+        BatchConfig(size=12, leaf_tokens=16),
+        BatchConfig(size=12, leaf_tokens=150),
+        BatchConfig(size=6, grad_accum_steps=2),
+    ],
+    ids=["a row a leaf", "a few rows", "two windows"],
 )
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_every_step_equals_plain_mlx_over_the_whole_batch(
@@ -122,7 +126,7 @@ def test_the_loss_counts_exactly_the_supervised_targets(trained: Trainer) -> Non
 
 
 def test_dropout_draws_the_same_masks_on_every_node(trained: Trainer) -> None:
-    rows, batch = rows_of_many_lengths(16), BatchConfig(size=8, micro_size=2)
+    rows, batch = rows_of_many_lengths(16), BatchConfig(size=8, leaf_tokens=60)
     dropped = LoraConfig(rank=4, dropout=0.5)
     one, _ = trained(1, rows, batch, lora=dropped)
     three, _ = trained(3, rows, batch, lora=dropped)

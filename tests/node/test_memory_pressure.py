@@ -16,7 +16,7 @@ from mlxdist.protocol.leaves import Leaf, Row
 
 def leaf(tokens: int, rows: int = 1) -> Leaf:
     row = Row(0, np.zeros(tokens, np.int32), np.ones(tokens, np.uint8))
-    return Leaf(0, (row,) * rows, (tokens,))
+    return Leaf(0, (row,) * rows)
 
 
 @pytest.mark.parametrize(
@@ -29,11 +29,11 @@ def leaf(tokens: int, rows: int = 1) -> Leaf:
 )
 def test_memory_that_ran_out_is_named_with_the_rows_length_and_the_cure(words: str) -> None:
     with (
-        pytest.raises(NodeError, match=r"memory ran out at 2 rows of 700 tokens") as caught,
+        pytest.raises(NodeError, match=r"memory ran out at 2 rows of 1400 tokens together") as caught,
         named_out_of_memory(leaf(700, 2), 0),
     ):
         raise RuntimeError(words)
-    for cure in ("memory.segment_size = 1", "batch.micro_size = 1", "batch.max_length below 700"):
+    for cure in ("memory.segment_size = 1", "batch.leaf_tokens below", "batch.max_length below 700"):
         assert cure in str(caught.value)
     assert words[:60] in str(caught.value)
 

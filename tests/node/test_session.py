@@ -39,7 +39,7 @@ def vector_of(elements: int, version: int) -> Vector:
 
 def leaf_of(index: int) -> Leaf:
     ids = np.arange(index + 2, dtype=np.int32)
-    return Leaf(index, (Row(100 + index, ids, np.ones(index + 2, np.uint8)),), (index + 2,))
+    return Leaf(index, (Row(100 + index, ids, np.ones(index + 2, np.uint8)),))
 
 
 def task_of(
@@ -56,7 +56,7 @@ def rows_of(task: m.Assignment, index: int, **changes: Any) -> Sent:
         step=task.step,
         attempt=task.attempt,
         leaf=index,
-        widths=leaf.widths,
+        branches=leaf.branches,
         row_ids=tuple(row.row_id for row in leaf.rows),
         lengths=tuple(len(row.ids) for row in leaf.rows),
         row_inputs={"reference": (index + 0.5,)},
@@ -282,9 +282,8 @@ def test_rows_before_their_assignment_are_refused() -> None:
         {"lengths": (4, 0), "row_ids": (1, 2)},
         {"row_ids": ()},
         {"row_ids": (1, 2)},
-        {"widths": ()},
-        {"widths": (3,)},
-        {"widths": (4, 4)},
+        {"branches": 0},
+        {"branches": 2},
     ],
     ids=str,
 )

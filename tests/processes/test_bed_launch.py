@@ -19,7 +19,7 @@ data = "{method}"
 method = "{method}"
 [batch]
 size = 8
-micro_size = 1
+leaf_tokens = 16
 order = "shuffled"
 max_length = 48
 [lora]

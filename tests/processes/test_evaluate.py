@@ -31,7 +31,7 @@ def trained(method: str, model: Path, folder: Path, pools: Pools) -> RunConfig:
             model=str(model),
             output=folder / "run",
             data=DataConfig(path=str(data)),
-            batch=BatchConfig(size=4, micro_size=2, max_length=48),
+            batch=BatchConfig(size=4, leaf_tokens=60, max_length=48),
             lora=LoraConfig(rank=4),
             train=TrainConfig(steps=5, learning_rate=1e-2, eval_every=3),
         )

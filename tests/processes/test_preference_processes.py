@@ -54,7 +54,7 @@ def configured(method: str, model: Path, data: Path, output: Path, **preference:
         method=method,  # type: ignore[arg-type]
         output=output,
         data=DataConfig(path=str(data)),
-        batch=BatchConfig(size=5, micro_size=2, order="shuffled", remainder="keep", max_length=48),
+        batch=BatchConfig(size=5, leaf_tokens=60, order="shuffled", remainder="keep", max_length=48),
         lora=LoraConfig(rank=4),
         train=TrainConfig(steps=5, learning_rate=1e-2, schedule="cosine", warmup_steps=1, eval_every=3),
         preference=PreferenceConfig(loss=loss, **preference),  # type: ignore[arg-type]
@@ -104,7 +104,7 @@ data = "{data}"
 output = "{output}"
 [batch]
 size = 5
-micro_size = 2
+leaf_tokens = 60
 remainder = "keep"
 max_length = 48
 [lora]

@@ -67,12 +67,12 @@ def sha(path: Path) -> str:
 @pytest.mark.parametrize(
     "batch",
     [
-        BatchConfig(size=8, micro_size=1),
-        # 3 windows per epoch: steps of 2 and of 1 window, each with leaves of 3, 3 and 2 rows
-        BatchConfig(size=8, micro_size=3, grad_accum_steps=2),
-        BatchConfig(size=2, micro_size=1),
+        BatchConfig(size=8, leaf_tokens=16),
+        # 3 windows per epoch: steps of 2 and of 1 window
+        BatchConfig(size=8, leaf_tokens=90, grad_accum_steps=2),
+        BatchConfig(size=2, leaf_tokens=16),
     ],
-    ids=["micro 1", "micro 3, accumulated, short last step", "more nodes than leaves"],
+    ids=["a row a leaf", "accumulated, short last step", "more nodes than leaves"],
 )
 def test_saved_adapters_are_byte_identical_for_1_2_3_and_5_nodes(
     batch: BatchConfig, pools: Pools, model: Path, data: Path, tmp_path: Path
@@ -94,7 +94,7 @@ def test_mlx_lm_loads_the_trained_adapter_and_finds_the_same_validation_loss(
 ) -> None:
     """The model has mixed 4 and 8 bits; its adapter has ranks by bits and is saved padded with zeros."""
     model = llama_folder(tmp_path / "mixed", mixed=True)
-    config = configured(model, data, tmp_path / "run", BatchConfig(size=8, micro_size=2))
+    config = configured(model, data, tmp_path / "run", BatchConfig(size=8, leaf_tokens=60))
     assert run(config, pools.hosts(2), resume=False, environ={}) == 0
     metrics = json.loads((tmp_path / "run/metrics.json").read_text())
     assert {name.rpartition(".")[2]: rank for name, rank in metrics["applied_ranks"].items()} == {

@@ -158,7 +158,7 @@ def request(step: int = 1, leaves: int = LEAVES) -> Request:
     """A step of equal leaves."""
     random = np.random.default_rng(7)
     rows = [make_row(index, random.integers(0, VOCABULARY, 20).tolist(), 5) for index in range(leaves)]
-    cut = tuple(Leaf(index, (row,), (len(row.ids),)) for index, row in enumerate(rows))
+    cut = tuple(Leaf(index, (row,)) for index, row in enumerate(rows))
     return Request("gradient", step, 0, cut)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import WireError
-from mlxdist.protocol.leaves import Leaf, Row, leaf_width, pack_leaf, unpack_leaf
+from mlxdist.protocol.leaves import Leaf, Row, item_tokens, pack_leaf, shared_tokens, unpack_leaf
 from mlxdist.protocol.wire import decode, encode
 
 
@@ -21,7 +21,7 @@ def message_of(leaf: Leaf) -> m.LeafRows:
         step=1,
         attempt=1,
         leaf=leaf.index,
-        widths=leaf.widths,
+        branches=leaf.branches,
         row_ids=tuple(row.row_id for row in leaf.rows),
         lengths=tuple(len(row.ids) for row in leaf.rows),
     )
@@ -29,11 +29,11 @@ def message_of(leaf: Leaf) -> m.LeafRows:
 
 @st.composite
 def leaves(draw: Callable[..., Any]) -> Leaf:
-    """Leaves of one width (sft, kto) or two (dpo: chosen and rejected in turn)."""
-    columns = draw(st.integers(1, 2))
+    """Leaves of rows (sft, kto) or of pairs (dpo: chosen and rejected in turn)."""
+    branches = draw(st.integers(1, 2))
     lengths = draw(
-        st.lists(st.integers(1, 40), min_size=columns, max_size=6).map(
-            lambda rows: rows[: len(rows) // columns * columns]
+        st.lists(st.integers(1, 40), min_size=branches, max_size=6).map(
+            lambda rows: rows[: len(rows) // branches * branches]
         )
     )
     random = np.random.default_rng(draw(st.integers(0, 2**32)))
@@ -45,13 +45,12 @@ def leaves(draw: Callable[..., Any]) -> Leaf:
         )
         for length in lengths
     )
-    widths = tuple(max(lengths[column::columns]) + draw(st.integers(0, 40)) for column in range(columns))
-    return Leaf(draw(st.integers(0, 1000)), rows, widths)
+    return Leaf(draw(st.integers(0, 1000)), rows, branches)
 
 
 def plain(leaf: Leaf) -> Any:
     rows = [(row.row_id, row.ids.dtype, row.ids.tolist(), row.targets.dtype, row.targets.tolist()) for row in leaf.rows]
-    return leaf.index, leaf.widths, rows
+    return leaf.index, leaf.branches, rows
 
 
 def some_leaf() -> Leaf:
@@ -59,7 +58,7 @@ def some_leaf() -> Leaf:
         Row(7, np.array([5, 6, 7], np.int32), np.array([0, 0, 1], np.uint8)),
         Row(9, np.array([258, 2**31 - 1], np.int32), np.array([0, 1], np.uint8)),
     ]
-    return Leaf(3, tuple(rows), (3,))
+    return Leaf(3, tuple(rows))
 
 
 @given(leaves())
@@ -78,7 +77,7 @@ def test_ids_stand_before_targets_little_endian_and_rows_in_order() -> None:
 def test_rows_that_are_views_of_a_longer_array_are_packed_alone() -> None:
     ids = np.arange(20, dtype=np.int32)
     row = Row(1, ids[3:13:2], np.ones(10, np.uint8)[::2])
-    leaf = Leaf(0, (row,), (5,))
+    leaf = Leaf(0, (row,))
     assert plain(unpack_leaf(message_of(leaf), memoryview(pack_leaf(leaf)))) == plain(leaf)
 
 
@@ -107,19 +106,15 @@ def test_every_truncation_and_every_tail_is_refused() -> None:
         {"lengths": (2, 2)},
         {"lengths": (6, -1)},
         {"lengths": (5, 0)},
-        {"lengths": (4, 1)},  # longer than the width
         {"lengths": (2**62, 5 - 2**62)},
         {"lengths": (), "row_ids": ()},
-        {"widths": ()},
-        {"widths": (2,)},
-        {"widths": (-3,)},
-        {"widths": (2, 3)},
-        {"widths": (3, 1)},
-        {"widths": (3, 3, 3)},
+        {"branches": 0},
+        {"branches": -1},
+        {"branches": 3},
     ],
     ids=str,
 )
-def test_rows_lengths_and_widths_that_do_not_belong_together_are_refused(change: dict[str, Any]) -> None:
+def test_rows_lengths_and_branches_that_do_not_belong_together_are_refused(change: dict[str, Any]) -> None:
     leaf = some_leaf()
     message = msgspec.structs.replace(message_of(leaf), **change)
     with pytest.raises(WireError, match="leaf 3"):
@@ -132,10 +127,10 @@ def test_a_leaf_without_rows_is_refused() -> None:
         unpack_leaf(message, memoryview(b""))
 
 
-@given(st.binary(max_size=60), st.lists(st.integers(-3, 9), max_size=5), st.lists(st.integers(-3, 9), max_size=3))
-def test_noise_is_a_leaf_or_a_wire_error(payload: bytes, lengths: list[int], widths: list[int]) -> None:
+@given(st.binary(max_size=60), st.lists(st.integers(-3, 9), max_size=5), st.integers(-3, 9))
+def test_noise_is_a_leaf_or_a_wire_error(payload: bytes, lengths: list[int], branches: int) -> None:
     message = msgspec.structs.replace(
-        message_of(some_leaf()), lengths=tuple(lengths), row_ids=tuple(range(len(lengths))), widths=tuple(widths)
+        message_of(some_leaf()), lengths=tuple(lengths), row_ids=tuple(range(len(lengths))), branches=branches
     )
     try:
         leaf = unpack_leaf(message, memoryview(payload))
@@ -144,14 +139,26 @@ def test_noise_is_a_leaf_or_a_wire_error(payload: bytes, lengths: list[int], wid
     assert [len(row.ids) for row in leaf.rows] == [len(row.targets) for row in leaf.rows] == lengths
 
 
-@pytest.mark.parametrize("length", range(1, 150))
-def test_a_leaf_of_one_row_is_not_padded_and_several_go_to_one_and_a_multiple_of_32(length: int) -> None:
-    assert leaf_width([length], 100) == length
-    several = leaf_width([length, 1], 10_000)
-    assert several == next(width for width in range(1, 10_000, 32) if width >= length)
-    assert leaf_width([1, length], 10_000) == several
+def row_of(*ids: int) -> Row:
+    return Row(0, np.array(ids, np.int32), np.ones(len(ids), np.uint8))
 
 
-@given(st.lists(st.integers(1, 100), min_size=2, max_size=5))
-def test_a_leaf_is_never_wider_than_the_longest_row_may_be(lengths: list[int]) -> None:
-    assert max(lengths) <= leaf_width(lengths, 100) <= 100
+@pytest.mark.parametrize(
+    ("first", "other", "shared"),
+    [
+        ((1, 2, 3, 4), (1, 2, 5, 6, 7), 2),
+        ((1, 2, 3), (4, 5), 0),
+        ((1, 2, 3), (1, 2, 3), 2),  # the last token is only predicted
+        ((1, 2, 3), (1, 2, 3, 4, 5), 2),
+        ((1,), (1, 2), 0),
+    ],
+)
+def test_rows_of_an_item_share_what_they_begin_with(
+    first: tuple[int, ...], other: tuple[int, ...], shared: int
+) -> None:
+    item = (row_of(*first), row_of(*other))
+    assert shared_tokens(item) == [0, shared]
+    assert item_tokens(item) == len(first) + len(other) - shared
+    leaf = Leaf(0, item * 2, 2)
+    assert (leaf.items, leaf.shared, leaf.tokens) == (2, [0, shared] * 2, 2 * item_tokens(item))
+    assert Leaf(0, item).tokens == len(first) + len(other)

@@ -88,7 +88,7 @@ def test_not_a_number_and_infinity_are_refused_where_seconds_belong() -> None:
 
 def test_not_a_number_and_infinity_arrive_as_inputs_of_rows() -> None:
     values = (float("inf"), float("-inf"))
-    sent = m.LeafRows(SESSION, 1, 1, 0, (7,), (1, 2), (7, 7), {"logps": values})
+    sent = m.LeafRows(SESSION, 1, 1, 0, 1, (1, 2), (7, 7), {"logps": values})
     assert decode(frames_of(sent))[0] == sent
 
 
@@ -282,7 +282,7 @@ def test_a_header_or_payload_over_the_limit_is_refused() -> None:
 def test_the_largest_messages_arrive() -> None:
     inputs = {str(place): (0.5,) * limits.MOST_ROWS for place in range(6)}
     rows = (2**31,) * limits.MOST_ROWS
-    sent = m.LeafRows(SESSION, 1, 1, 0, (7,), rows, (7,) * limits.MOST_ROWS, inputs)
+    sent = m.LeafRows(SESSION, 1, 1, 0, 1, rows, (7,) * limits.MOST_ROWS, inputs)
     assert MAX_HEADER * 0.9 < len(encode(sent)[1]) <= MAX_HEADER
     message, payload = decode(encode(sent, bytes(MAX_PAYLOAD)))
     assert message == sent

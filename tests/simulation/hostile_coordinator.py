@@ -60,7 +60,7 @@ KNOWN: dict[str, Sequence[Any]] = {
     "stream": range(4),
     "index": [0, 0, 1],
     "upto": [0, 1, 8],
-    "widths": [[1], [4], [1, 1]],
+    "branches": [0, 2, -1],
     "lengths": [[1], [1, 1], [4, 4]],
     "row_ids": [[0], [0, 1]],
     "row_inputs": [{}],

@@ -10,7 +10,7 @@ from mlxdist.coordinator.cluster.nonfinite import believed, refuted
 from mlxdist.coordinator.cluster.plausible import check_sums, row_outputs
 from mlxdist.coordinator.cluster.scheduler import Scheduler
 from mlxdist.coordinator.cluster.timeline import leaf_mark
-from mlxdist.coordinator.schedule.rounds import leaf_tokens
+from mlxdist.coordinator.schedule.rounds import leaf_work
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.tree import Span
 
@@ -37,9 +37,9 @@ def leaf_answered(
     done = current.answer(assignment, message.leaf, outputs)
     node.worker.leaves_done += 1
     node.peak_bytes = max(node.peak_bytes, message.peak_bytes)
-    tokens = leaf_tokens(leaf)
-    scheduler.deadlines.took(sum(tokens), max(tokens), message.seconds)
-    node.speed.leaf(request.verb, (sum(tokens), max(tokens)), message.seconds)
+    work = leaf_work(leaf)
+    scheduler.deadlines.took(*work, message.seconds)
+    node.speed.leaf(request.verb, work, message.seconds)
     mark = leaf_mark(request, assignment, message.leaf, message.seconds, now)
     proves = request.verb == "score" and np.isfinite(outputs).all()  # a gradient's proof is its partial
     return [mark, *map(NotNeeded, done), *(refuted(current, span, node.name, nodes) if proves else [])]

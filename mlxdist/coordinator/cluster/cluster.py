@@ -107,6 +107,11 @@ class Cluster:
         return self.joining.introduction
 
     @property
+    def packing(self) -> str:
+        """The mode in which all nodes pack rows."""
+        return self.joining.packing
+
+    @property
     def manifest(self) -> Manifest:
         """The adapter's tensors."""
         assert self.introduction is not None

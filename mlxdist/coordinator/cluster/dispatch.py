@@ -155,7 +155,7 @@ class Dispatch:
             case m.Loaded() if self.joining.differs(message) and self.model.can_send(node):
                 return self.model.wanted(node, "it has other files of the model")
             case m.Loaded():
-                return self.joining.loaded(node, message)
+                return self.joining.loaded(node, message, now)
             case m.CanaryAnswer():
                 events = self.joining.canary(node, message)
                 return events if node.held_back else [*events, *downloads.adapters_to(node, now)]

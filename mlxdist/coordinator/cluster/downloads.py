@@ -73,7 +73,7 @@ class Downloads:
                 step=request.step,
                 attempt=assignment.attempt,
                 leaf=leaf.index,
-                widths=leaf.widths,
+                branches=leaf.branches,
                 row_ids=tuple(row.row_id for row in leaf.rows),
                 lengths=tuple(len(row.ids) for row in leaf.rows),
                 row_inputs=dict(request.row_inputs.get(leaf.index, {})),

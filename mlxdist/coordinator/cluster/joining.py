@@ -5,6 +5,8 @@ Register -> Accept      Hello -> Welcome      Loaded -> Canary      CanaryAnswer
 
 from dataclasses import dataclass
 
+import msgspec
+
 from mlxdist.coordinator.cluster.bit_classes import BitClasses
 from mlxdist.coordinator.cluster.compatibility import check_model, check_versions
 from mlxdist.coordinator.cluster.events import Event, FalseAlarm, NodeNews, Send, news_of, to_supervisor, to_worker
@@ -13,8 +15,9 @@ from mlxdist.coordinator.cluster.node import Control, Node
 from mlxdist.coordinator.cluster.settings import ClusterSettings
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import messages as m
-from mlxdist.protocol.errors import WireError
+from mlxdist.protocol.errors import MismatchError, WireError
 from mlxdist.protocol.numerics import CANARY_TIMES, WORKER_ENVIRONMENT
+from mlxdist.protocol.packing import weaker
 from mlxdist.protocol.states import NodeEvent, NodeState
 from mlxdist.protocol.transport import CONTROL
 from mlxdist.protocol.untrusted import NODE_NAME, quoted
@@ -31,6 +34,10 @@ class Joining:
     members: Membership
     bits: BitClasses
     introduction: m.Loaded | None = None
+    packing: str = ""  # the mode of all nodes: the one asked for, or that of the node that allows least
+
+    def __post_init__(self) -> None:
+        self.packing = self.packing or self.settings.spec.packing
 
     @property
     def elements(self) -> int:
@@ -126,21 +133,42 @@ class Joining:
         node.move(NodeEvent.WORKER_HELLO)
         node.worker.data = peer
         check_versions(node.name, self.settings.versions, message.versions)
-        return [news_of(node, "loading the model"), to_worker(node, m.Welcome(node.session, self.settings.spec))]
+        spec = msgspec.structs.replace(self.settings.spec, packing=self.packing)
+        return [news_of(node, "loading the model"), to_worker(node, m.Welcome(node.session, spec))]
 
     def differs(self, message: m.Loaded) -> bool:
         """Returns True for other model files than those of the first node."""
         return self.introduction is not None and message.model_hash != self.introduction.model_hash
 
-    def loaded(self, node: Node, message: m.Loaded) -> list[Event]:
-        """Takes a worker's description of its model. Raises MismatchError for another model than the first one's."""
+    def loaded(self, node: Node, message: m.Loaded, now: float) -> list[Event]:
+        """Takes a worker's description of its model.
+
+        Raises MismatchError for another model than the first one's, and for rows that are packed in another way than
+        those of a run that has begun.
+        """
         if node.state is not NodeState.LOADING:
             raise WireError("a model was loaded twice")
         if self.introduction is None and manifests.size(message.manifest) > MOST_ELEMENTS:
             raise WireError(f"an adapter of more than {MOST_ELEMENTS} elements")
         self.introduction = self.introduction or message
         check_model(node.name, self.introduction, message)
+        if message.packing != self.packing:
+            return self._packed_otherwise(node, message.packing, now)
         return [to_worker(node, m.Canary(node.session))]
+
+    def _packed_otherwise(self, node: Node, mode: str, now: float) -> list[Event]:
+        """Begins the sessions of all nodes again, with the slower mode that this one allows."""
+        if weaker(self.packing, mode) != mode:
+            raise WireError(f"rows packed as {quoted(mode, 40)}, where {self.packing} was asked for")
+        if self.settings.packing_is_fixed or self.bits.promise is not None:
+            raise MismatchError(
+                f"{node.name} cannot pack rows as the run does ({self.packing}; there: {mode}): its last bits would be "
+                "others. It can take part when a run starts with it"
+            )
+        self.packing = mode
+        there = [other for other in self.members.nodes.values() if not other.gone and other.worker.data is not None]
+        why = f"{node.name} computes rows {mode}, so all nodes do"
+        return [event for other in there for event in self.members.start_again(other, why, now)]
 
     def canary(self, node: Node, message: m.CanaryAnswer) -> list[Event]:
         """Takes a worker's canary answers: it is ready."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mlxdist.coordinator.schedule.rounds import Request, RowOutputs, leaf_tokens
+from mlxdist.coordinator.schedule.rounds import Request, RowOutputs
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import WireError
 from mlxdist.protocol.leaves import Leaf
@@ -13,7 +13,7 @@ ROUNDING = 1e-4  # nats per token by which a log-probability may be above 0, and
 
 def row_outputs(request: Request, leaf: Leaf, message: m.LeafAnswer, payload: memoryview) -> RowOutputs:
     """The float32 row outputs [rows or pairs, columns] of an answer. Raises WireError for another shape."""
-    rows = len(leaf.rows) // len(leaf.widths)
+    rows = leaf.items
     columns = len(request.columns) or message.columns
     if message.columns != columns or columns < 1 or payload.nbytes != 4 * rows * columns:
         due = f"{len(request.columns)} columns" if request.columns else "a column or more"
@@ -31,7 +31,7 @@ def check_sums(request: Request, leaf: Leaf, outputs: RowOutputs) -> None:
     if not request.columns:
         return
     columns, inputs = columns_of(request.columns, outputs), request.row_inputs.get(leaf.index, {})
-    slack = ROUNDING * sum(leaf_tokens(leaf))
+    slack = ROUNDING * sum(len(row.ids) for row in leaf.rows)
     where = f"the answer to leaf {leaf.index} has"
     for name, values in columns.items():
         sent = np.array(inputs.get(name, [np.nan] * len(values)), np.float32)

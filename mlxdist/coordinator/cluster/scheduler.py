@@ -11,7 +11,7 @@ from mlxdist.coordinator.cluster.settings import ClusterSettings
 from mlxdist.coordinator.schedule.assign import NodeSeconds, assign
 from mlxdist.coordinator.schedule.deadlines import Deadlines
 from mlxdist.coordinator.schedule.node_speeds import Pacing
-from mlxdist.coordinator.schedule.rounds import Assignment, Request, Round, begin_round, joined_spans, leaf_tokens
+from mlxdist.coordinator.schedule.rounds import Assignment, Request, Round, begin_round, joined_spans, leaf_work
 from mlxdist.protocol.errors import MlxdistError, NodeError, StaleError
 from mlxdist.protocol.leaves import Leaf
 from mlxdist.protocol.tree import Span
@@ -181,8 +181,8 @@ class Scheduler:
             return self.deadlines.limit(0, 0, first=True)
         if leaf is None:  # its partial travels
             return node.carrying_limit(self.settings.timing.progress_seconds)
-        tokens = leaf_tokens(self.round.request.leaves[leaf])
-        return self.deadlines.limit(sum(tokens), max(tokens), first=not node.worker.leaves_done)
+        work = leaf_work(self.round.request.leaves[leaf])
+        return self.deadlines.limit(*work, first=not node.worker.leaves_done)
 
     def lost(self, name: str, blame: bool) -> list[Span]:
         """Takes back what a node had whose worker is gone; returns the spans that are pending again.

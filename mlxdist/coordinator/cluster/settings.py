@@ -21,4 +21,5 @@ class ClusterSettings:
     min_nodes: int = 1
     mixed: str = "spare"  # what becomes of nodes of another bit class: spare | allow
     launched: frozenset[str] = frozenset()  # the nodes that the coordinator itself starts
+    packing_is_fixed: bool = False  # by the earlier sessions of the run: the mode of the spec and no other
     memory: NodeMemory = field(default_factory=NodeMemory)

@@ -8,12 +8,16 @@ from mlxdist.coordinator.config.schema import RunConfig
 from mlxdist.protocol import messages as m
 from mlxdist.protocol import numerics
 from mlxdist.protocol.methods import METHODS
+from mlxdist.protocol.packing import PACKED
 
 HEAD_CHUNK = 256  # positions of the LM head at a time, where "auto" was not resolved (memory/fit.py)
 
 
-def run_spec(config: RunConfig) -> m.RunSpec:
-    """Returns what the workers must know, with the numerics_id of it."""
+def run_spec(config: RunConfig, *, packing: str = PACKED, largest_leaf: int = 0) -> m.RunSpec:
+    """Returns what the workers must know, with the numerics_id of it.
+
+    `packing`: the best mode that nodes may use. `largest_leaf`: its tokens, at which they check it.
+    """
     targets = config.lora.target_modules
     preferences, memory = METHODS[config.method].losses, config.memory
     spec = m.RunSpec(
@@ -30,11 +34,13 @@ def run_spec(config: RunConfig) -> m.RunSpec:
         segment_size=0 if isinstance(memory.segment_size, str) else memory.segment_size,
         head_chunk=HEAD_CHUNK if memory.head_chunk == "auto" else memory.head_chunk,
         grad_checkpoint=memory.grad_checkpoint,
+        packing=packing,
+        largest_leaf=largest_leaf,
         chunked=memory.gated_delta == "chunked",
         fixed={
             "batch": config.batch.size,
             "grad_accum_steps": config.batch.grad_accum_steps,
-            "micro_size": config.batch.micro_size,
+            "leaf_tokens": config.batch.leaf_tokens,
             "order": config.batch.order,
             "remainder": config.batch.remainder,
             "betas": str(config.train.betas),

@@ -55,7 +55,7 @@ class BatchConfig:
 
     size: Count = 8  # rows (pairs for dpo) per window, over all nodes
     grad_accum_steps: Count = 1  # windows per step
-    micro_size: Count = 1  # rows (pairs) per leaf: what one forward and backward holds
+    leaf_tokens: Count | Literal["auto"] = "auto"  # per leaf: what one forward and backward holds; auto = up to 512
     max_length: Annotated[int, Meta(ge=2)] = 1024  # tokens; longer rows are cut
     max_cut: Share = 0.1  # the run does not start when a greater share of the rows would be cut
     order: Literal["sorted", "shuffled"] = (

@@ -16,10 +16,12 @@ OTHER_WORDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "batch_size": ("batch.size", "rows over all nodes together"),
         "per_device_train_batch_size": (
             "batch.size",
-            "rows over all nodes; batch.micro_size is what one forward pass holds",
+            "rows over all nodes; batch.leaf_tokens is what one forward pass holds, in tokens",
         ),
         "train_batch_size": ("batch.size", "rows over all nodes together"),
-        "per_device_eval_batch_size": ("batch.micro_size", "for training and evaluation"),
+        "per_device_eval_batch_size": ("batch.leaf_tokens", "tokens, for training and evaluation"),
+        "micro_size": ("batch.leaf_tokens", 'tokens, not rows; rows are packed, and "auto" suits most runs'),
+        "micro_batch_size": ("batch.leaf_tokens", "tokens, not rows"),
         "gradient_accumulation_steps": ("batch.grad_accum_steps", ""),
         "grad_accumulation_steps": ("batch.grad_accum_steps", ""),
         "max_seq_length": ("batch.max_length", ""),
@@ -93,7 +95,7 @@ _EMBEDDING = "a learning rate of its own for the embeddings is not supported: on
 _NEFTUNE = "NEFTune (noise on the embeddings) is not supported"
 _DORA = "DoRA is not supported: only lora_a and lora_b are trained; mlx_lm.lora has it, on one machine"
 _RSLORA = "rsLoRA is not supported as a switch: set lora.scale to alpha / sqrt(rank)"
-_PACKING = 'packing rows together is not supported; batch.order = "sorted" keeps the padding small'
+_PACKING = "rows are always packed, each with its own attention; batch.leaf_tokens says how many tokens go together"
 _OPTIMIZER = "there is one optimizer, AdamW; its keys are train.betas, eps and weight_decay"
 _QUANT = "the model is trained as it was saved: name a folder or hub id that is already quantized"
 _DTYPE = "the model is trained in the dtype it was saved in; sums and optimizer are float32"

@@ -20,7 +20,7 @@ from mlxdist.coordinator.encode.row_errors import RowFault, skipped
 from mlxdist.coordinator.evaluate.judge import Candidate, Judged, judge
 from mlxdist.coordinator.fleet.access import SERVER_KEY, Access, open_access
 from mlxdist.coordinator.launch.roster import look_at_hosts
-from mlxdist.coordinator.memory.fit import node_limits, this_machine
+from mlxdist.coordinator.memory.fit import leaf_limit, node_limits, resolved_leaf_tokens, this_machine
 from mlxdist.coordinator.memory.node_memory import NodeMemory
 from mlxdist.coordinator.methods.kinds import KINDS
 from mlxdist.coordinator.report.format import count
@@ -98,7 +98,8 @@ def evaluate(
     adapters = choose_adapters(run, question.checkpoints)
     reference = saved_reference(config, run)
     rows = read_rows(run, config, question.data, report.stage)
-    spec = run_spec(config)
+    config = resolved_leaf_tokens(config, rows.rows)  # a run of an earlier version had none
+    spec = run_spec(config, largest_leaf=leaf_limit(config, [rows.rows]))
     notes = [*rows.notes, *changes(run, spec.numerics_id, None if question.data else rows.rows)]
     roster = look_at_hosts(hosts, config.model)
     for sentence in roster.sentences:

@@ -161,6 +161,11 @@ class Fleet:
         with self._at_this_time() as cluster:
             return cluster.begin_promise(from_step, earlier)
 
+    def packing(self) -> str:
+        """The mode in which all nodes pack rows; it does not change after the promise."""
+        with self._changed:
+            return self._cluster.packing
+
     def leaves_recomputed(self) -> int:
         """Leaves that were computed, or begun, more than once so far: after a loss, or as copies of late ones."""
         with self._changed:
@@ -178,7 +183,7 @@ class Fleet:
             return max((node.peak_bytes for node in self._cluster.nodes.values()), default=0) / 1e9
 
     def node_speeds(self) -> dict[str, float]:
-        """Measured tokens per second, padding included, of every node that has worked."""
+        """Measured tokens per second of every node that has worked."""
         with self._changed:
             speeds = {node.name: node.speed.tokens_per_second for node in self._cluster.ready()}
         return {name: speed for name, speed in speeds.items() if speed}

@@ -4,7 +4,7 @@ Lengths are in tokens, or in characters when no model was named.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Any
@@ -12,18 +12,19 @@ from typing import Any
 import numpy as np
 
 from mlxdist.coordinator.batch.batch_order import steps, steps_per_epoch
-from mlxdist.coordinator.batch.micro_batches import cut
+from mlxdist.coordinator.batch.leaf_tokens import auto_leaf_tokens
+from mlxdist.coordinator.batch.micro_batches import fill
 from mlxdist.coordinator.batch.row_store import RowStore, StoredRows
 from mlxdist.coordinator.config.advice import weight_ranges
 from mlxdist.coordinator.config.schema import PreferenceConfig, RunConfig
 from mlxdist.coordinator.data.checks import FITS, length_that_fits
 from mlxdist.coordinator.data.ingest import ReadFile
 from mlxdist.coordinator.encode.tokenizer import Tokenizer
-from mlxdist.protocol.leaves import Leaf, Row
+from mlxdist.protocol.leaves import Row, item_tokens
 
 PERCENTILES = (10, 50, 90, 99)
 BINS = 8
-LEAVES_LOOKED_AT = 20_000  # enough for the padding of an epoch to a tenth of a percent
+STEPS_LOOKED_AT = 1_000
 
 
 @dataclass(frozen=True)
@@ -85,10 +86,11 @@ class BatchFacts:
     """The batches that are made of the training rows."""
 
     size: int
-    micro_size: int
+    leaf_tokens: int
     grad_accum_steps: int
     steps_per_epoch: int
-    padding: float  # share of the leaves' positions that hold no token
+    leaves: float  # of a step, on average
+    fill: float  # tokens of a leaf, on average, relative to leaf_tokens
 
 
 @dataclass(frozen=True)
@@ -159,19 +161,14 @@ def batch_facts(data: StoredRows, config: RunConfig) -> BatchFacts:
     """Returns the facts of one epoch."""
     batch, method = config.batch, config.method
     per_epoch = steps_per_epoch(len(data), batch, method)
-    order = islice(steps(data.lengths.tolist(), batch, method), per_epoch)
-    leaves = (leaf for step in order for leaf in cut(step, data, batch.micro_size, batch.max_length))
-    part = padding(islice(leaves, LEAVES_LOOKED_AT))
-    return BatchFacts(batch.size, batch.micro_size, batch.grad_accum_steps, per_epoch, part)
-
-
-def padding(leaves: Iterable[Leaf]) -> float:
-    """Returns the share of the leaves' positions that hold no token, 0 to 1."""
-    places = tokens = 0
-    for leaf in leaves:
-        places += sum(leaf.widths) * (len(leaf.rows) // len(leaf.widths))
-        tokens += sum(len(row.ids) for row in leaf.rows)
-    return (places - tokens) / places if places else 0.0
+    leaf_tokens = batch.leaf_tokens
+    if leaf_tokens == "auto":
+        leaf_tokens = auto_leaf_tokens(data, batch, method)
+    order = islice(steps(data.lengths.tolist(), batch, method), min(per_epoch, STEPS_LOOKED_AT))
+    items = [[item_tokens(data.rows(row)) for row in step.rows] for step in order]
+    leaves = sum(len(fill(step, leaf_tokens)) for step in items)
+    full = sum(map(sum, items)) / (leaves * leaf_tokens) if leaves else 0.0
+    return BatchFacts(batch.size, leaf_tokens, batch.grad_accum_steps, per_epoch, leaves / max(len(items), 1), full)
 
 
 def samples(data: StoredRows, tokenizer: Tokenizer) -> list[Sample]:

@@ -37,7 +37,7 @@ class InspectOptions:
     method: str = ""  # "": found out from the first rows
     max_length: int | None = None
     batch_size: int | None = None
-    micro_size: int | None = None
+    leaf_tokens: int | None = None
     train_on: str | None = None
     overrides: Sequence[str] = ()  # for a run file, like --set of launch
     as_json: bool = False
@@ -73,7 +73,7 @@ def inspected_config(path: str, model: str, options: InspectOptions) -> RunConfi
         "method": options.method,
         "batch.max_length": options.max_length,
         "batch.size": options.batch_size,
-        "batch.micro_size": options.micro_size,
+        "batch.leaf_tokens": options.leaf_tokens,
         "data.train_on": options.train_on,
     }
     values = {key: value for key, value in given.items() if value}

@@ -79,7 +79,7 @@ def _show_batch(facts: Inspection, console: Console) -> None:
         f"\n[bold]Batches[/bold] ({facts.method}): "
         f"windows of {count(batch.size, 'row')}, {batch.grad_accum_steps} per step, "
         f"{count(batch.steps_per_epoch, 'step')} per epoch; "
-        f"leaves (micro-batches) of {count(batch.micro_size, 'row')}, {100 * batch.padding:.1f} % padding",
+        f"{batch.leaves:.3g} leaves (micro-batches) a step, filled to {batch.fill:.0%} of {batch.leaf_tokens} tokens",
         highlight=False,
         soft_wrap=True,
     )

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import psutil
 
+from mlxdist.coordinator.batch.leaf_tokens import auto_leaf_tokens, largest_leaf
 from mlxdist.coordinator.batch.row_store import Rows
 from mlxdist.coordinator.config.hosts import NodeSpec, is_local
 from mlxdist.coordinator.config.schema import MemoryConfig, RunConfig
@@ -30,8 +31,6 @@ from mlxdist.coordinator.memory.prediction import (
 )
 from mlxdist.protocol.budget import GB, WORKER_BYTES, format_bytes, limit_bytes, usable_bytes
 from mlxdist.protocol.errors import ConfigError
-from mlxdist.protocol.leaves import leaf_width
-from mlxdist.protocol.methods import METHODS
 
 CHECKPOINT_LIKE = 2  # layers per segment that need as much as mlx-lm's grad_checkpoint (measured: 1.3 to 1.8 layers)
 UNPREDICTED_CHUNK = 128  # positions of the LM head at once, for a model whose sizes are not known
@@ -97,9 +96,25 @@ def free_bytes(nodes: Sequence[NodeSpec], limits: Mapping[str, tuple[int, int]])
 def leaf_size(config: RunConfig, rows: Sequence[Rows], adapter: int) -> LeafSize:
     """Returns the largest leaf that can be made of `rows` (of training and validation)."""
     longest = min(max(int(each.lengths.max()) for each in rows if len(each)), config.batch.max_length)
-    count = min(config.batch.micro_size, config.batch.size)
-    positions = max(leaf_width([longest] * count, config.batch.max_length) - 1, 1)
-    return LeafSize(positions, count * positions, count, METHODS[config.method].branches, adapter)
+    tokens, leaf_tokens = leaf_limit(config, rows), resolved_leaf_tokens(config, rows[0]).batch.leaf_tokens
+    assert leaf_tokens != "auto"
+    several = any(len(each) > 1 for each in rows)
+    return LeafSize(longest, tokens, tokens, adapter, leaf_tokens if several else 0)
+
+
+def leaf_limit(config: RunConfig, rows: Sequence[Rows]) -> int:
+    """Returns the most tokens of a leaf of `rows`, of which the first are the training rows."""
+    batch = resolved_leaf_tokens(config, rows[0]).batch
+    assert batch.leaf_tokens != "auto"
+    return max(largest_leaf(each, batch, batch.leaf_tokens) for each in rows if len(each))
+
+
+def resolved_leaf_tokens(config: RunConfig, data: Rows) -> RunConfig:
+    """Returns the configuration with a number for batch.leaf_tokens. `data`: the training rows."""
+    batch = config.batch
+    if batch.leaf_tokens != "auto":
+        return config
+    return replace(config, batch=replace(batch, leaf_tokens=auto_leaf_tokens(data, batch, config.method)))
 
 
 def requested(memory: MemoryConfig) -> tuple[int | None, int | None]:
@@ -141,10 +156,13 @@ def fit(
     machine: Machine,
     elsewhere: Mapping[str, Machine] | None = None,
 ) -> Fitted:
-    """Returns the configuration with "auto" resolved for the smallest node. `elsewhere`: as `node_limits` takes it.
+    """Returns the configuration with "auto" resolved: the leaves by the data, the memory for the smallest node.
+
+    `elsewhere`: as `node_limits` takes it.
 
     Raises ConfigError for a node that cannot hold the run.
     """
+    config = resolved_leaf_tokens(config, rows[0])
     limits = node_limits(nodes, machine, elsewhere)
     free = free_bytes(nodes, limits)
     try:
@@ -192,7 +210,10 @@ def kept_settings(before: Mapping[str, Any], config: RunConfig) -> RunConfig:
     """
     auto = [key for key in ("segment_size", "head_chunk") if getattr(config.memory, key) == "auto"]
     kept = {key: before[f"memory.{key}"] for key in auto if f"memory.{key}" in before}
-    return replace(config, memory=replace(config.memory, **kept))
+    batch = config.batch
+    if batch.leaf_tokens == "auto" and "batch.leaf_tokens" in before:
+        batch = replace(batch, leaf_tokens=before["batch.leaf_tokens"])
+    return replace(config, memory=replace(config.memory, **kept), batch=batch)
 
 
 def _unpredicted(config: RunConfig, why: str) -> Fitted:
@@ -208,7 +229,6 @@ def _sentence(config: RunConfig, need: MemoryNeed) -> str:
         how = "mlx-lm's grad_checkpoint"
     return (
         f"a node needs about {format_bytes(need.total)}: {format_bytes(need.model)} for the model, "
-        f"{format_bytes(WORKER_BYTES)} for its process, {format_bytes(need.settings.peak)} for {need.rows} of up to "
-        f"{need.leaf.length + 1} tokens "
+        f"{format_bytes(WORKER_BYTES)} for its process, {format_bytes(need.settings.peak)} for {need.rows} "
         f"({how}, {chunk} positions of the LM head at once)"
     )

@@ -28,9 +28,9 @@ class MemoryNeed:
 
     @property
     def rows(self) -> str:
-        """The rows of the largest leaf in words: 'a row', '4 pairs'."""
-        unit = "pair" if self.leaf.batches > 1 else "row"
-        return f"a {unit}" if self.leaf.rows == 1 else f"{self.leaf.rows} {unit}s"
+        """The largest leaf in words."""
+        row = f"rows of up to {self.leaf.length} tokens"
+        return f"a leaf of up to {self.leaf.tokens} tokens, with {row}"
 
     @property
     def doubt(self) -> str | None:
@@ -44,8 +44,7 @@ class MemoryNeed:
 
     def longest(self, limit: int) -> int:
         """Returns the largest `batch.max_length` (tokens) that fits into `limit` bytes under "auto"; 0 for none."""
-        positions = largest_length(self.shape, self.leaf, limit - self.model - WORKER_BYTES)
-        return positions + 1 if positions else 0
+        return largest_length(self.shape, self.leaf, limit - self.model - WORKER_BYTES)
 
     def refusal(self, limit: int) -> str | None:
         """Returns why a node that may use `limit` bytes cannot take part, and what helps; None when the run fits."""
@@ -54,7 +53,7 @@ class MemoryNeed:
         return (
             f"may use {format_bytes(limit)}, and the run needs {format_bytes(self.total)}: "
             f"{format_bytes(self.model)} for the model, {format_bytes(WORKER_BYTES)} for its process, "
-            f"{format_bytes(self.settings.peak)} for {self.rows} of {self.leaf.length + 1} tokens. {self._cure(limit)}"
+            f"{format_bytes(self.settings.peak)} for {self.rows}. {self._cure(limit)}"
         )
 
     def _cure(self, limit: int) -> str:
@@ -62,12 +61,12 @@ class MemoryNeed:
         if not longest:
             return "The model does not fit: take a smaller one, or one with fewer bits."
         cures = []
-        if longest > self.leaf.length:
+        if longest >= self.leaf.length:
             cures.append('memory.segment_size = "auto" and memory.head_chunk = "auto" make it fit')
         else:
             cures.append(f"batch.max_length = {longest} would fit")
-        if self.leaf.rows > 1:
-            cures.append("a smaller batch.micro_size needs less")
+        if self.leaf.tokens > self.leaf.length:
+            cures.append("a smaller batch.leaf_tokens needs less")
         return "; ".join(cures) + "."
 
 

@@ -4,11 +4,12 @@ The form of the formulas is counted by hand: what a layer keeps for its backward
 peaks measured over 54 llama-like shapes (docs/memory.md compares both). MLX frees what nothing needs any more, so the
 peak of a phase is what it holds at its widest moment.
 
-Shapes: B rows padded together, L positions, P picked positions, D hidden size, V vocabulary. All results are bytes.
+Shapes: T tokens of a packed leaf, L of its longest row, P picked positions, D hidden size, V vocabulary. All results
+are bytes.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 WHOLE_GRAPH = 0  # the segment size at which the activations of every layer are kept
@@ -42,11 +43,17 @@ class ModelShape:
 class LeafSize:
     """The largest leaf of a run."""
 
-    length: int  # L, positions of the padded rows
-    picked: int  # P, targets of all rows of a micro-batch
-    rows: int = 1  # B, rows (pairs for DPO)
-    batches: int = 1  # micro-batches that one loss needs: 2 for DPO
+    length: int  # L, tokens of its longest row, over which attention goes
+    tokens: int  # T, of all of its rows; what a pair shares counts once
+    picked: int  # P, targets of all rows
     adapter: int = 0  # trainable parameters
+    leaf_tokens: int = 0  # tokens that short rows fill a leaf to; 0: the leaf shrinks with its longest row
+
+    def shorter(self, length: int) -> "LeafSize":
+        """Returns the largest leaf where no row is longer than `length` tokens, all of which are targets."""
+        filled = min(length, self.leaf_tokens) + self.leaf_tokens
+        tokens = min(max(length, length * self.tokens // self.length, filled), max(self.tokens, length))
+        return replace(self, length=length, tokens=tokens, picked=tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +67,7 @@ class MemorySettings:
 
 @dataclass(frozen=True, slots=True)
 class _Coefficients:
-    """Bytes per position (of B * L) and feature; for scores per element of B * heads * L * L."""
+    """Bytes per position (of T) and feature; for scores per element of heads * T * L."""
 
     hidden: float
     expanded: float
@@ -142,18 +149,17 @@ def model_shape(config: Mapping[str, Any]) -> ModelShape:
 def peak(shape: ModelShape, leaf: LeafSize, *, segment_size: int, head_chunk: int) -> int:
     """Returns the peak bytes of one leaf's gradient, above the model and its adapter."""
     element = 2 if shape.half else 4
-    positions = leaf.rows * leaf.length
     adapter = leaf.adapter * ADAPTER_BYTES
-    head_states = leaf.batches * leaf.picked * shape.hidden * element
+    head_states = leaf.picked * shape.hidden * element
     logits = min(head_chunk, leaf.picked) * shape.vocabulary
     if segment_size == WHOLE_GRAPH:
-        kept = leaf.batches * shape.layers * _kept(shape, leaf) + 2 * _once(shape, leaf)
-        kept += _states_held(shape, leaf, leaf.batches * shape.state_layers)
+        kept = shape.layers * _kept(shape, leaf) + 2 * _once(shape, leaf)
+        kept += _states_held(shape, leaf, shape.state_layers)
         if shape.chunked:  # in segments the largest layer counts, which is one with scores
-            kept -= leaf.batches * shape.state_layers * _scores(shape, leaf, _of(shape).scores)
+            kept -= shape.state_layers * _scores(shape, _of(shape).scores, leaf.tokens, leaf.length)
         return round(kept + logits * _of(shape).logits_in_graph + 2 * head_states + adapter)
     size = min(segment_size, shape.layers)
-    borders = leaf.batches * (-(-shape.layers // size) - 1) * positions * shape.hidden * element
+    borders = (-(-shape.layers // size) - 1) * leaf.tokens * shape.hidden * element
     layers = size * _kept(shape, leaf) + _once(shape, leaf) + _states_held(shape, leaf, min(size, shape.state_layers))
     return round(borders + head_states + adapter + max(logits * _of(shape).logits, layers))
 
@@ -175,12 +181,14 @@ def choose(
 
 
 def largest_length(shape: ModelShape, leaf: LeafSize, free: float, **asked: int | None) -> int:
-    """Returns the largest number of positions, all of them targets, at which `choose` finds settings; 0 for none."""
+    """Returns the length of the longest row at which `choose` finds settings, with the other rows as they are; 0: none.
+
+    All of its tokens are targets.
+    """
     low, high = 0, leaf.length
     while low < high:
         middle = (low + high + 1) // 2
-        smaller = LeafSize(middle, leaf.rows * middle, leaf.rows, leaf.batches, leaf.adapter)
-        fits = choose(shape, smaller, free, **asked) is not None
+        fits = choose(shape, leaf.shorter(middle), free, **asked) is not None
         low, high = (middle, high) if fits else (low, middle - 1)
     return low
 
@@ -195,19 +203,21 @@ def _kept(shape: ModelShape, leaf: LeafSize) -> float:
     features = (
         c.hidden * shape.hidden + c.expanded * shape.expanded + c.query * shape.query + c.key_value * shape.key_value
     )
-    return shape.heavier * leaf.rows * leaf.length * features + _scores(shape, leaf, c.scores)
+    scores = _scores(shape, c.scores, leaf.tokens, leaf.length)
+    return shape.heavier * leaf.tokens * features + scores
 
 
-def _scores(shape: ModelShape, leaf: LeafSize, each: float) -> float:
-    """Returns the bytes of the scores of one layer, `each` bytes of an element."""
-    return shape.heavier * leaf.rows * each * shape.heads * leaf.length**2
+def _scores(shape: ModelShape, each: float, tokens: int, length: int) -> float:
+    """Returns the bytes of the scores of one layer, `each` bytes of an element, of `tokens` over `length` others."""
+    return shape.heavier * each * shape.heads * tokens * length
 
 
 def _once(shape: ModelShape, leaf: LeafSize) -> float:
     """Returns the additional bytes of a segment's backward pass at its widest moment."""
     c = _of(shape)
     features = c.once_hidden * shape.hidden + c.once_expanded * shape.expanded + c.once_query * shape.query
-    return shape.heavier * leaf.rows * leaf.length * features + _scores(shape, leaf, c.once_scores)
+    scores = _scores(shape, c.once_scores, leaf.length, leaf.length)  # attention goes row by row
+    return shape.heavier * leaf.tokens * features + scores
 
 
 def _states_held(shape: ModelShape, leaf: LeafSize, layers: int) -> float:
@@ -217,9 +227,9 @@ def _states_held(shape: ModelShape, leaf: LeafSize, layers: int) -> float:
     if shape.chunked:
         kept = _CHUNKED_KEPT * shape.state_values + _STATE_KEPT * shape.state / _BLOCK
         inside = (_BY_CHANNEL_ONCE if shape.by_channel else _CHUNKED_ONCE) * shape.state_values
-        return leaf.rows * (leaf.length * layers * kept + min(leaf.length, _BLOCK) * inside)
+        return leaf.tokens * layers * kept + min(leaf.length, _BLOCK) * inside
     once = _STATE_ONCE * shape.state + _STATE_VALUES_ONCE * shape.state_values * leaf.length
-    return leaf.rows * leaf.length * (layers * _STATE_KEPT * shape.state + once)
+    return leaf.tokens * (layers * _STATE_KEPT * shape.state + once)
 
 
 def _chunk(shape: ModelShape, leaf: LeafSize, segment_size: int) -> int:

@@ -75,9 +75,10 @@ class Kto(Method):
         return kto_metrics(columns, scalars["reference_point"], beta=scalars["beta"])
 
     def _reference_point(self, fleet: Fleet, rows: PairedRows, step: Step, adapter_version: int) -> float:
-        leaves = cut_kl(step, rows, self.config.batch.micro_size, self.config.batch.max_length)
+        pairs = cut_kl(step, rows, self.leaf_tokens)
+        leaves = pairs.leaves
         request = self._score_request(step.number, adapter_version, leaves, "current+reference")
-        with places_named(rows, step.rows, leaves):
+        with places_named(rows, pairs.order, leaves):
             answers = fleet.score(request)
             for leaf, row_outputs in zip(leaves, answers, strict=True):
                 if not np.isfinite(row_outputs).all():

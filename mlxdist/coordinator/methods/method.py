@@ -1,6 +1,6 @@
 """One step, and one evaluation, of any method: its requests to the fleet, and the answers read by name.
 
-Shapes: R rows or pairs of the whole step, in row order.
+Shapes: R rows or pairs of the whole step, leaf by leaf.
 """
 
 import math
@@ -8,13 +8,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
 from mlxdist.coordinator.batch.batch_order import Step, validation_step
-from mlxdist.coordinator.batch.micro_batches import cut
+from mlxdist.coordinator.batch.leaf_tokens import auto_leaf_tokens
+from mlxdist.coordinator.batch.micro_batches import Cut, cut
 from mlxdist.coordinator.batch.row_store import Rows
 from mlxdist.coordinator.config.schema import RunConfig
 from mlxdist.coordinator.fleet.fleet import Fleet
@@ -49,7 +51,7 @@ class StepAnswer:
 
 @dataclass(frozen=True)
 class Scored:
-    """Rows that were scored, in row order [R], and the values that hold for all of them."""
+    """Rows that were scored, leaf by leaf [R], and the values that hold for all of them."""
 
     order: Sequence[int]  # their places in the data
     leaves: tuple[Leaf, ...]
@@ -82,6 +84,12 @@ class Method(ABC):
         """The name of the loss; empty for a method with one loss only."""
         return self.config.preference.loss if self.spec.losses else ""
 
+    @cached_property
+    def leaf_tokens(self) -> int:
+        """The tokens of a leaf. A run has a number in place of "auto" before it begins."""
+        tokens = self.config.batch.leaf_tokens
+        return auto_leaf_tokens(self.rows, self.config.batch, self.config.method) if tokens == "auto" else tokens
+
     @abstractmethod
     def metrics(self, columns: Columns, weight: int, scalars: Mapping[str, float]) -> Metrics:
         """Returns the metrics of a step from its row outputs, and its labels, [R] each."""
@@ -103,9 +111,11 @@ class Method(ABC):
 
         A row's reference log-probs are computed with its gradient at its first visit.
         """
-        spec, order = self.spec, step.rows
+        spec = self.spec
         scalars = self.scalars(fleet, self.rows, step, adapter_version)
-        leaves, labels = self._cut(self.rows, step), self._labels(self.rows, order)
+        done = self._cut(self.rows, step)
+        leaves, order = done.leaves, done.order
+        labels = self._labels(self.rows, order)
         known = columns_of(spec.reference, taken(references.train, order))
         inputs = per_leaf(leaves, {**labels, **known})
         request = Request(
@@ -140,7 +150,8 @@ class Method(ABC):
         assert self.valid is not None
         spec, rows = self.spec, self.valid
         step = validation_step(rows.lengths, limit, spec.name, adapter_version)
-        order, leaves = step.rows, self._cut(rows, step)
+        done = self._cut(rows, step)
+        order, leaves = done.order, done.leaves
         scalars = self.scalars(fleet, rows, step, adapter_version)
         known = taken(references.valid, order)
         parameters = "current+reference" if np.isnan(known).any() else "current"
@@ -163,8 +174,8 @@ class Method(ABC):
         columns = self.spec.scores(parameters)
         return Request("score", step, adapter_version, leaves, parameters=parameters, columns=columns)
 
-    def _cut(self, rows: Rows, step: Step) -> tuple[Leaf, ...]:
-        return cut(step, rows, self.config.batch.micro_size, self.config.batch.max_length)
+    def _cut(self, rows: Rows, step: Step) -> Cut:
+        return cut(step, rows, self.leaf_tokens)
 
     def _weight(self, leaves: Sequence[Leaf]) -> int:
         if self.spec.weight == "token":

@@ -1,7 +1,7 @@
 """Reference log-probs by row, as the loss sees them: computed once, at a row's first visit, then kept and saved.
 
 NaN stands for a row that was not visited yet. The worker that gets such a row computes the reference with the row's
-leaf, in the same widths and head positions as the gradient, so that the first step has rewards of exactly 0.
+leaf, in the same layout and head positions as the gradient, so that the first step has rewards of exactly 0.
 """
 
 from collections.abc import Sequence

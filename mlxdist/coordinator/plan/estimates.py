@@ -1,7 +1,7 @@
 """Estimates of a step on several nodes: its partials, traffic and time, and the number of nodes that is worthwhile."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -69,32 +69,40 @@ def busy_nodes(leaves: int, nodes: int) -> int:
     return len(spread([1.0] * leaves, nodes))
 
 
-def size_for_all(batch: BatchConfig, nodes: int) -> int:
-    """Returns the smallest `batch.size`, from the run's upward, at which each of equally fast nodes gets leaves."""
+def usual_leaves(batch: BatchConfig, tokens: int) -> int:
+    """Returns the leaves of a usual step, whose windows have `tokens` tokens. batch.leaf_tokens is a number."""
+    assert batch.leaf_tokens != "auto"
+    items = batch.size * batch.grad_accum_steps
+    return max(min(-(-tokens * batch.grad_accum_steps // batch.leaf_tokens), items), 1)
+
+
+def values_for_all(batch: BatchConfig, tokens: int, nodes: int) -> str:
+    """Returns the settings, each of which alone gives each of equally fast nodes leaves. `tokens`: of a usual window.
+
+    A step of nodes * 2**k leaves, and one partial from each node, is the least traffic.
+    """
+    smaller = replace(batch, leaf_tokens=max(tokens * batch.grad_accum_steps // nodes, 1))
+    values = [f"batch.size = {size_for_all(batch, tokens, nodes)}"]
+    if busy_nodes(usual_leaves(smaller, tokens), nodes) == nodes:
+        values.insert(0, f"batch.leaf_tokens = {smaller.leaf_tokens}")
+    return " or ".join(values)
+
+
+def size_for_all(batch: BatchConfig, tokens: int, nodes: int) -> int:
+    """Returns a `batch.size`, leaf by leaf from the run's upward, at which each of equally fast nodes gets leaves.
+
+    `tokens`: of a usual window of the run's size.
+    """
+    leaf_tokens = batch.leaf_tokens
+    assert leaf_tokens != "auto"
     size = batch.size
-    while busy_nodes(batch.grad_accum_steps * -(-size // batch.micro_size), nodes) < nodes:
-        size = (size // batch.micro_size + 1) * batch.micro_size  # no short leaf
+    while busy_nodes(usual_leaves(replace(batch, size=size), tokens * size // batch.size), nodes) < nodes:
+        size += max(leaf_tokens * batch.size // max(tokens, 1), 1)  # one leaf more
     return size
 
 
-def nearest_size(batch: BatchConfig, nodes: int) -> int | None:
-    """Returns the nearest `batch.size` at which every node sends one partial per step; None when there is none.
-
-    This holds when a step has nodes * 2**k leaves, and always for one node.
-    """
-    if nodes == 1:
-        return batch.size  # its partial is the whole tree
-    full = range(batch.micro_size, batch.size + 2 * nodes * batch.micro_size, batch.micro_size)  # no short leaves
-    sizes: list[int] = sorted({*full, batch.size}, key=lambda size: abs(size - batch.size))
-    for size in sizes:
-        leaves = batch.grad_accum_steps * -(-size // batch.micro_size)
-        if leaves % nodes == 0 and (leaves // nodes).bit_count() == 1:
-            return size
-    return None
-
-
 def measured_speed(metrics: Path) -> float | None:
-    """Returns the tokens per second of one node, padding included, in the run of the event file `metrics`, or None."""
+    """Returns the tokens per second of one node in the run of the event file `metrics`, or None."""
     speeds, names = list[float](), set[str]()
     try:
         for _, event in events(metrics):

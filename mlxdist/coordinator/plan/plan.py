@@ -13,7 +13,7 @@ from statistics import fmean
 from rich.console import Console
 
 from mlxdist.coordinator.batch.batch_order import steps, total_steps
-from mlxdist.coordinator.batch.micro_batches import cut
+from mlxdist.coordinator.batch.micro_batches import fill
 from mlxdist.coordinator.batch.row_store import Rows
 from mlxdist.coordinator.config.hosts import Hosts, NodeSpec, is_local
 from mlxdist.coordinator.config.schema import RunConfig
@@ -24,6 +24,7 @@ from mlxdist.coordinator.memory.fit import (
     memory_need,
     node_limits,
     requested,
+    resolved_leaf_tokens,
     this_machine,
     with_settings,
 )
@@ -35,17 +36,19 @@ from mlxdist.coordinator.plan.estimates import (
     Traffic,
     busy_nodes,
     measured_speed,
-    nearest_size,
+    spread,
     step_seconds,
     traffic,
     useful_nodes,
 )
-from mlxdist.coordinator.schedule.rounds import leaf_tokens
 from mlxdist.coordinator.storage.run_folder import RunFolder
 from mlxdist.protocol.budget import WORKER_BYTES
 from mlxdist.protocol.errors import ConfigError
+from mlxdist.protocol.leaves import item_tokens
+from mlxdist.protocol.tree import subtrees
 
 SHOWN_SEGMENT_SIZES = (WHOLE_GRAPH, 8, 4, 2, 1)  # in the table of memory
+SHOWN_LEAF_TOKENS = (64, 128, 256, 512, 1024)  # in the table of leaves
 STEPS_LOOKED_AT = 50  # whose mean gives the tokens of a step
 LOOPBACK = 1.9e9  # bytes per second between processes of one machine, measured with blocks of 1 MiB
 EFFICIENCY = 0.9  # of the nominal rate of a link
@@ -55,7 +58,7 @@ EFFICIENCY = 0.9  # of the nominal rate of a link
 class PlanOptions:
     """The options of the command line."""
 
-    tokens_per_second: float | None = None  # of one node, padding included; None: as measured by an earlier run
+    tokens_per_second: float | None = None  # of one node, None: as measured by an earlier run
     link_gbit: float = 1.0  # of the coordinator's network, in Gbit/s
     as_json: bool = False
 
@@ -80,6 +83,17 @@ class NodePlan:
     longest: int | None  # tokens: the largest max_length that fits, when the run does not
 
 
+@dataclass(frozen=True, slots=True)
+class LeafChoice:
+    """A usual step with another value of batch.leaf_tokens, on equally fast nodes."""
+
+    leaf_tokens: int
+    leaves: int
+    busy_nodes: int  # that get leaves
+    slowest: int  # tokens of the node that computes most
+    partials: int  # vectors that come back
+
+
 @dataclass(frozen=True)
 class RunPlan:
     """Everything that `mlxdist plan` shows."""
@@ -91,10 +105,12 @@ class RunPlan:
     table: tuple[SegmentMemory, ...]
     nodes: tuple[NodePlan, ...]
     batch_size: int
-    nearest_size: int | None  # the nearest batch.size with one partial from each node
+    leaf_tokens: int
     leaves: int  # of a full step
+    fill: float  # tokens of a usual leaf, relative to leaf_tokens
+    choices: tuple[LeafChoice, ...]  # the values of leaf_tokens that are worth comparing
     busy_nodes: int  # that get any of these leaves, when all nodes are equally fast
-    tokens: float  # of a step, padding included
+    tokens: float  # of a step
     sent: Traffic
     tokens_per_second: float | None  # of one node
     speed_from: str
@@ -158,16 +174,20 @@ def make_plan(
 
     Raises ConfigError for a model of unknown sizes.
     """
+    config = resolved_leaf_tokens(config, rows[0])
     limits = node_limits(nodes, machine)
     try:
         need = memory_need(config, files, rows, free_bytes(nodes, limits), tree)
     except KeyError as error:
         raise ConfigError(f'model = "{config.model}": its memory cannot be predicted: {error.args[0]}') from error
     data, vector = rows[0], ADAPTER_BYTES * need.leaf.adapter
-    looked_at = [costs for costs in islice(_costs(config, data), STEPS_LOOKED_AT) if costs]
-    tokens = fmean(sum(costs) for costs in looked_at)
-    leaves = max(map(len, looked_at))
-    typical = min(looked_at, key=lambda costs: abs(sum(costs) - tokens))
+    leaf_tokens = config.batch.leaf_tokens
+    assert leaf_tokens != "auto"
+    looked_at = [items for items in islice(_items(config, data), STEPS_LOOKED_AT) if items]
+    tokens = fmean(sum(items) for items in looked_at)
+    usual = min(looked_at, key=lambda items: abs(sum(items) - tokens))
+    typical = leaf_costs(usual, leaf_tokens)
+    leaves = len(typical)
     rate = LOOPBACK if all(is_local(node.host) for node in nodes) else options.link_gbit * 1e9 / 8 * EFFICIENCY
     speed, source = _speed(config, options)
     sent = traffic(typical, len(nodes), vector, rate, speed or 1.0)
@@ -182,8 +202,10 @@ def make_plan(
         table=tuple(_table(config, need)),
         nodes=tuple(_node(node.name, need, *limits.get(node.name, (0, 0))) for node in nodes),
         batch_size=config.batch.size,
-        nearest_size=nearest_size(config.batch, len(nodes)),
+        leaf_tokens=leaf_tokens,
         leaves=leaves,
+        fill=fmean(typical) / leaf_tokens,
+        choices=tuple(_choices(usual, leaf_tokens, len(nodes))),
         busy_nodes=busy_nodes(leaves, len(nodes)),
         tokens=tokens,
         sent=sent,
@@ -198,12 +220,27 @@ def make_plan(
     )
 
 
-def _costs(config: RunConfig, data: Rows) -> Iterator[list[float]]:
-    """Yields, step by step, the padded tokens of each leaf."""
-    batch = config.batch
-    for step in steps(data.lengths.tolist(), batch, config.method):
-        leaves = cut(step, data, batch.micro_size, batch.max_length)
-        yield [float(sum(leaf_tokens(leaf))) for leaf in leaves]
+def _items(config: RunConfig, data: Rows) -> Iterator[list[int]]:
+    """Yields, step by step, the tokens of each row or pair."""
+    for step in steps(data.lengths.tolist(), config.batch, config.method):
+        yield [item_tokens(data.rows(row)) for row in step.rows]
+
+
+def leaf_costs(items: Sequence[int], leaf_tokens: int) -> list[float]:
+    """Returns the tokens of each leaf of a step."""
+    return [float(sum(items[place] for place in places)) for places in fill(items, leaf_tokens)]
+
+
+def _choices(items: Sequence[int], leaf_tokens: int, nodes: int) -> Iterator[LeafChoice]:
+    """Yields the step with values of leaf_tokens up to the whole step, the run's own and one leaf a node among them."""
+    total = sum(items)
+    usual = [tokens for tokens in SHOWN_LEAF_TOKENS if tokens < total]
+    for tokens in sorted({*usual, leaf_tokens, max(-(-total // nodes), 1)}):
+        costs = leaf_costs(items, tokens)
+        spans = spread(costs, nodes)
+        slowest = max(sum(costs[span.start : span.stop]) for span in spans)
+        partials = sum(len(subtrees(len(costs), span)) for span in spans)
+        yield LeafChoice(tokens, len(costs), len(spans), round(slowest), partials)
 
 
 def _speed(config: RunConfig, options: PlanOptions) -> tuple[float | None, str]:

@@ -29,7 +29,7 @@ def _memory(plan: RunPlan, console: Console) -> None:
     console.print(
         f"  {format_bytes(need.model)} for the model and its adapter ({need.leaf.adapter:,} trainable parameters), "
         f"{format_bytes(WORKER_BYTES)} for the process, "
-        f"{format_bytes(need.settings.peak)} for {need.rows} of up to {need.leaf.length + 1} tokens",
+        f"{format_bytes(need.settings.peak)} for {need.rows}",
         highlight=False,
         soft_wrap=True,
     )
@@ -70,7 +70,8 @@ def _fits(total: int, node: NodePlan) -> str:
 def _step(plan: RunPlan, console: Console) -> None:
     nodes, sent = len(plan.nodes), plan.sent
     lines = [
-        f"{count(plan.leaves, 'leaf (micro-batch)', 'leaves (micro-batches)')}, {plan.tokens:,.0f} tokens with padding",
+        f"{plan.tokens:,.0f} tokens in {count(plan.leaves, 'leaf (micro-batch)', 'leaves (micro-batches)')}, filled to "
+        f"{plan.fill:.0%} of batch.leaf_tokens = {plan.leaf_tokens}; nothing is padded",
         f"{sent.bytes_down / 1e6:.1f} MB to {count(nodes, 'node')}, {sent.bytes_up / 1e6:.1f} MB back in "
         f"{count(sent.partials, 'partial gradient')}: {sent.seconds:.2g} s",
     ]
@@ -78,14 +79,21 @@ def _step(plan: RunPlan, console: Console) -> None:
         idle = count(nodes - plan.busy_nodes, "node")
         leaves = count(plan.leaves, "leaf", "leaves")
         lines.append(f"{idle} would idle: {leaves} take {count(plan.busy_nodes, 'node')} as long as {nodes}")
-    if plan.nearest_size is None:
-        lines.append("no batch.size gives one partial gradient per node with this grad_accum_steps")
-    elif plan.nearest_size != plan.batch_size:
-        lines.append(
-            f"batch.size = {plan.nearest_size} (now {plan.batch_size}) is the nearest that gives one partial gradient "
-            "per node, which is the least traffic"
-        )
     _section("A step", lines, console)
+    table = Table(
+        "leaf_tokens", "leaves", "nodes at work", "tokens of the slowest", "partials", box=None, header_style="dim"
+    )
+    for column in table.columns:
+        column.justify = "right"
+    for each in plan.choices:
+        cells = (each.leaf_tokens, each.leaves, each.busy_nodes, each.slowest, each.partials)
+        table.add_row(*(f"{cell:,}" for cell in cells), style="bold" if each.leaf_tokens == plan.leaf_tokens else "")
+    console.print(table)
+    console.print(
+        "  fewer tokens on the slowest node are faster, and so are larger leaves: a leaf costs time of its own",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def _run(plan: RunPlan, console: Console) -> None:

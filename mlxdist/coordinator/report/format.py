@@ -23,7 +23,7 @@ class StepReport:
     seconds: float  # of the wall clock
     peak_gb: float | None = None  # the highest of any node so far
     leaves_recomputed: int = 0  # since the coordinator started
-    node_speeds: Mapping[str, float] = field(default_factory=dict)  # tokens per second, padding included, by node
+    node_speeds: Mapping[str, float] = field(default_factory=dict)  # tokens per second, by node
     work: Mapping[str, NodeWork] = field(default_factory=dict)  # what each node did, by name
     advice: str | None = None  # one sentence for the person
     say_memory: bool = False  # train.report_memory: the peak is said on the terminal, too

@@ -1,7 +1,7 @@
 """Deadlines of work, from the median of past times, so that a worker that does nothing is told from a slow one.
 
-Times are counted per padded token of a leaf. A node's first leaf, and a leaf of a new width, are given more: kernels
-are compiled then, and buffers are allocated.
+Times are counted per token of a leaf. A node's first leaf, and one whose longest row has a new length, are given more:
+kernels are compiled then, and buffers are allocated.
 """
 
 from collections import deque

@@ -19,7 +19,7 @@ PARTIAL_SECONDS = 0.01  # what one more partial per step is taken to cost, until
 SURE = 2  # leaves of a width after which their time is believed: the first one compiles kernels
 GRADIENT = "gradient"
 
-LeafWork = tuple[int, int]  # a leaf's padded tokens, and the width of its widest row
+LeafWork = tuple[int, int]  # a leaf's tokens, and those of its longest row: its width
 
 
 def width_class(width: int) -> int:
@@ -39,7 +39,7 @@ class Speed:
     _doubted: set[str] = field(default_factory=set)
 
     def leaf(self, verb: str, size: LeafWork, seconds: float) -> None:
-        """Measures a leaf: (padded tokens, width of the widest row), and its seconds."""
+        """Measures a leaf: (tokens, those of its longest row), and its seconds."""
         if not 0 < seconds < math.inf:
             return
         tokens, width = size

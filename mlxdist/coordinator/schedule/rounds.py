@@ -44,8 +44,8 @@ class Request:
 
     @property
     def leaf_work(self) -> list[tuple[int, int]]:
-        """The work of each leaf: its padded tokens, and the width of its widest row."""
-        return [(sum(tokens), max(tokens)) for tokens in map(leaf_tokens, self.leaves)]
+        """The work of each leaf, see `leaf_work`."""
+        return [leaf_work(leaf) for leaf in self.leaves]
 
     @property
     def asked(self) -> list[Span]:
@@ -61,9 +61,9 @@ class Request:
         return [Span(leaf, leaf + 1) for leaf in range(span.start, span.stop)]
 
 
-def leaf_tokens(leaf: Leaf) -> list[int]:
-    """Padded tokens of each row of a leaf."""
-    return [leaf.widths[i % len(leaf.widths)] for i in range(len(leaf.rows))]
+def leaf_work(leaf: Leaf) -> tuple[int, int]:
+    """The tokens of a leaf, and those of its longest row, by which its speed is known."""
+    return leaf.tokens, max(len(row.ids) for row in leaf.rows)
 
 
 @dataclass

@@ -17,7 +17,7 @@ from mlxdist.protocol.errors import ConfigError, UserError
 from mlxdist.protocol.methods import METHODS
 
 FITS = 0.99  # of the rows are not cut
-LENGTH_GRAIN = 32  # tokens: a leaf's width is padded to this anyway
+LENGTH_GRAIN = 32  # tokens
 SIZES = (8, 16, 32)  # rows of a step, from few rows to many
 ROWS_OF_SIZE = 2000  # a step gets larger where there are more rows than this for each row of it
 EPOCHS = ((1000, 3.0), (10_000, 2.0))  # up to so many rows; then 1

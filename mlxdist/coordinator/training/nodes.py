@@ -157,6 +157,7 @@ def cluster_settings(prepared: Prepared, hosts: Hosts, roster: Roster, data_port
         min_nodes=hosts.coordinator.min_nodes,
         mixed=hosts.coordinator.mixed,
         launched=frozenset(node.name for node in roster.ready),
+        packing_is_fixed=prepared.steps_done > 0,
         memory=prepared.memory,
     )
 

@@ -10,7 +10,7 @@ from mlxdist.coordinator.config.run_spec import run_spec
 from mlxdist.coordinator.config.schema import RunConfig
 from mlxdist.coordinator.data.load import Dataset, read
 from mlxdist.coordinator.launch.roster import Roster
-from mlxdist.coordinator.memory.fit import Machine, fit, kept_settings, this_machine
+from mlxdist.coordinator.memory.fit import Machine, fit, kept_settings, leaf_limit, this_machine
 from mlxdist.coordinator.memory.model_files import files_of
 from mlxdist.coordinator.memory.node_memory import NodeMemory
 from mlxdist.coordinator.report.reporter import Reporter
@@ -32,13 +32,14 @@ from mlxdist.coordinator.training.resume import (
 )
 from mlxdist.protocol.budget import usable_bytes
 from mlxdist.protocol.messages import RunSpec
+from mlxdist.protocol.packing import PACKED
 
 
 @dataclass(frozen=True)
 class Prepared:
     """A run that only lacks its nodes."""
 
-    config: RunConfig  # without "auto" in [memory]
+    config: RunConfig  # without "auto" in [batch] and [memory]
     spec: RunSpec
     dataset: Dataset
     total_steps: int | None  # None where only the time is limited
@@ -84,7 +85,8 @@ def prepare(
         notes = ["the run had ended before anything was saved, and starts again at its first step"]
     rows = [each for each in (dataset.train, dataset.valid) if each is not None]
     fitted = fit(config, rows, roster.ready, this_machine(), machines_of(roster))
-    spec = run_spec(fitted.config)
+    packing = earlier.packing if earlier is not None else PACKED
+    spec = run_spec(fitted.config, packing=packing, largest_leaf=leaf_limit(fitted.config, rows))
     if earlier is not None:
         check_same_bits(earlier, folder, spec.numerics_id)
     return Prepared(

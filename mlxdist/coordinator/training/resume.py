@@ -17,6 +17,7 @@ from mlxdist.coordinator.training.state import FILE, PREVIOUS, SEMANTICS, Best, 
 from mlxdist.protocol.errors import UserError
 from mlxdist.protocol.methods import METHODS
 from mlxdist.protocol.numerics import CHANGES, SEMANTICS_VERSION
+from mlxdist.protocol.packing import PACKED
 from mlxdist.protocol.vectors import Vector
 
 REFERENCE, REFERENCE_FILE = "reference", "reference.safetensors"
@@ -35,6 +36,11 @@ class Earlier:
         """The settings that fix what a step means, by dotted key."""
         found: Mapping[str, Any] = self.about.get("settings", {})
         return found
+
+    @property
+    def packing(self) -> str:
+        """The mode in which its nodes packed rows."""
+        return str(self.about.get("packing", PACKED))
 
 
 def earlier_sessions(folder: RunFolder, *, previous: bool = False) -> Earlier | None:

@@ -4,8 +4,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from mlxdist.coordinator.batch.leaf_tokens import window_tokens
 from mlxdist.coordinator.batch.row_store import Rows
 from mlxdist.coordinator.config.advice import learning_rate_advice
 from mlxdist.coordinator.config.hosts import Hosts
@@ -15,7 +17,7 @@ from mlxdist.coordinator.launch.looking import Seen
 from mlxdist.coordinator.launch.roster import Roster
 from mlxdist.coordinator.methods.kinds import KINDS
 from mlxdist.coordinator.methods.method import Method
-from mlxdist.coordinator.plan.estimates import busy_nodes, size_for_all
+from mlxdist.coordinator.plan.estimates import busy_nodes, usual_leaves, values_for_all
 from mlxdist.coordinator.report.format import count, duration_phrase, hours_phrase
 from mlxdist.coordinator.report.reporter import Reporter
 from mlxdist.coordinator.report.roster_view import RosterLine, bit_classes, roster_lines
@@ -41,9 +43,18 @@ from mlxdist.protocol.budget import format_bytes
 from mlxdist.protocol.manifest import Manifest
 from mlxdist.protocol.methods import METHODS
 from mlxdist.protocol.numerics import Promise
+from mlxdist.protocol.packing import APART, BY_PIECE, PACKED
 from mlxdist.protocol.untrusted import quoted
 from mlxdist.protocol.vectors import Vector
 from mlxdist.protocol.versions import PACKAGES
+
+PACKING: Mapping[str, str] = MappingProxyType(
+    {
+        PACKED: "the rows of a leaf are packed into one, each with its own attention",
+        BY_PIECE: "the rows of a leaf are packed into one; this model's recurrent or other special layers work on each",
+        APART: "this model's rows cannot be packed: each is computed alone, and short ones are slower",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -56,6 +67,7 @@ class Start:
     identity: dict[str, Any]  # what the state belongs to, see `identity_of` and `facts_of`
     ready: int  # nodes
     promises: tuple[Promise, ...]  # the last one holds
+    packing: str  # the mode of all nodes
 
 
 def start(prepared: Prepared, hosts: Hosts, roster: Roster, folder: RunFolder, fleet: Fleet, report: Reporter) -> Start:
@@ -85,7 +97,8 @@ def start(prepared: Prepared, hosts: Hosts, roster: Roster, folder: RunFolder, f
     before = earlier_promises(folder, state.step)
     promise = fleet.begin_promise(state.step + 1, before[-1] if before else None)
     promises = before if promise in before else (*before, promise)
-    return Start(method, state, manifest, identity | facts, ready, promises)
+    packing = fleet.packing()
+    return Start(method, state, manifest, identity | facts | {"packing": packing}, ready, promises, packing)
 
 
 def shown_nodes(nodes: Mapping[str, tuple[Mapping[str, str], tuple[str, ...]]], roster: Roster) -> list[RosterLine]:
@@ -118,9 +131,10 @@ def announce(prepared: Prepared, start: Start, folder: RunFolder, report: Report
             "schedules": schedules(folder, start.state.step, schedule_phrase(config.train, prepared.total_steps)),
         },
     )
-    plan = plan_sentences(config, start.manifest, rows, prepared.total_steps, start.ready)
+    tokens = window_tokens(prepared.dataset.train, config.batch, config.method)
+    plan = plan_sentences(config, start.manifest, rows, tokens, prepared.total_steps, start.ready)
     hours = hours_sentences(config.train, start.state.elapsed_seconds)
-    for sentence in (*prepared.data_notes, *plan, *hours, *prepared.memory_notes):
+    for sentence in (*prepared.data_notes, *plan, PACKING[start.packing], *hours, *prepared.memory_notes):
         report.note(sentence)
     if promise.from_step > start.state.step:
         report.promise(promise)
@@ -168,23 +182,29 @@ def reference(config: RunConfig, folder: RunFolder, state: State) -> Vector | No
     return state.adapter
 
 
-def plan_sentences(config: RunConfig, manifest: Manifest, rows: int, steps: int | None, ready: int) -> Iterator[str]:
-    """Yields the arithmetic of the run, and advice, for the person to read before the first step."""
+def plan_sentences(
+    config: RunConfig, manifest: Manifest, rows: int, tokens: int, steps: int | None, ready: int
+) -> Iterator[str]:
+    """Yields the arithmetic of the run, and advice, for the person to read before the first step.
+
+    `tokens`: of a usual window.
+    """
     batch = config.batch
     unit = METHODS[config.method].item
-    leaves = -(-batch.size // batch.micro_size) * batch.grad_accum_steps
+    items = batch.size * batch.grad_accum_steps
+    leaves = usual_leaves(batch, tokens)
     elements = manifests.size(manifest)
     length = count(steps, "step") if steps is not None else hours_phrase(config.train.max_hours or 0)
     yield (
-        f"{length} of {count(batch.size * batch.grad_accum_steps, unit)} in {count(leaves, 'leaf', 'leaves')}, on "
-        f"{count(ready, 'node')}; {count(rows, unit)} of data; {elements:,} trainable parameters, "
+        f"{length} of {count(items, unit)} in about {count(leaves, 'leaf', 'leaves')} of {batch.leaf_tokens} tokens, "
+        f"on {count(ready, 'node')}; {count(rows, unit)} of data; {elements:,} trainable parameters, "
         f"a gradient of {4 * elements / 1e6:.2g} MB"
     )
     used = busy_nodes(leaves, ready)
     if used < ready:
         yield (
             f"a step has {count(leaves, 'leaf', 'leaves')} for {count(ready, 'node')}, and takes no longer with {used}"
-            f": {ready - used} will idle; batch.size = {size_for_all(batch, ready)} would use all"
+            f": {ready - used} will idle; {values_for_all(batch, tokens, ready)} would use all"
         )
     if config.train.audit and ready < 2:
         yield f"train.audit = {config.train.audit:g} needs a second node: nothing is audited until one joins"

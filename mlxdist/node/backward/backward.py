@@ -1,7 +1,7 @@
 """The two operations of a worker's model, `score` and the gradient, on the path that the model allows.
 
 Every objective here is a function of each row's sum of log-probs. So a loss is given as that function, and the same
-code serves SFT, DPO (two micro-batches, chosen and rejected) and KTO (its reference point is a constant in the loss).
+code serves SFT, DPO (two rows for each pair) and KTO (its reference point is a constant in the loss).
 
 Shapes: B rows, L positions.
 """
@@ -19,6 +19,7 @@ from mlxdist.node.backward.dropout import dropout_off
 from mlxdist.node.backward.events import Events, FinalPart, Loss, RowSums
 from mlxdist.node.backward.full_graph import forward_row_sums, full_graph_backward
 from mlxdist.node.backward.grad_checkpoint import checkpointed
+from mlxdist.node.backward.packing import packed
 from mlxdist.node.backward.segments import segmented_backward
 from mlxdist.node.backward.supervised import Supervised, supervised
 
@@ -44,17 +45,19 @@ class GradientPath:
 
 
 WHOLE = GradientPath()
+Batch = MicroBatch | Supervised
 
 
-def score(model: nn.Module, batch: MicroBatch, *, head_chunk: int, path: GradientPath = WHOLE) -> mx.array:
+def score(model: nn.Module, batch: Batch, *, head_chunk: int, path: GradientPath = WHOLE) -> mx.array:
     """Returns each row's sum of log-probs over its targets, float32 [B], with dropout off; no graph is kept."""
-    with dropout_off(model), chunked_layers(path.chunked):
-        return forward_row_sums(model, _supervised(batch), head_chunk=head_chunk, supervised_head=path.supervised_head)
+    rows = _supervised(batch)
+    with dropout_off(model), chunked_layers(path.chunked), packed(model, rows.packing):
+        return forward_row_sums(model, rows, head_chunk=head_chunk, supervised_head=path.supervised_head)
 
 
 def backward(
     model: nn.Module,
-    batches: Sequence[MicroBatch],
+    batches: Sequence[Batch],
     loss: Loss,
     *,
     head_chunk: int,
@@ -68,7 +71,7 @@ def backward(
 
     Args:
         model: left in training mode.
-        batches: one for SFT and KTO; chosen and rejected for DPO.
+        batches: a leaf packed into one, or several; a packed one stands alone.
         loss: from the list of row sums to the scalar sum (never a mean) of the losses.
         head_chunk: positions of the head computed at a time.
         path: from `choose_path`.
@@ -94,7 +97,9 @@ def backward(
 def _whole_graph(
     model: nn.Module, rows: Sequence[Supervised], loss: Loss, head_chunk: int, path: GradientPath
 ) -> Events:
-    with checkpointed(model) if path.checkpoint else nullcontext():
+    assert len(rows) == 1 or not any(batch.packing.pieces for batch in rows)
+    # Outermost, so that a layer that is computed again by its checkpoint is packed as well.
+    with packed(model, rows[0].packing), checkpointed(model) if path.checkpoint else nullcontext():
         sums, gradients = full_graph_backward(
             model, rows, loss, head_chunk=head_chunk, supervised_head=path.supervised_head
         )
@@ -102,5 +107,5 @@ def _whole_graph(
     yield FinalPart(gradients)
 
 
-def _supervised(batch: MicroBatch) -> Supervised:
-    return supervised(batch.inputs, batch.targets, batch.mask)
+def _supervised(batch: Batch) -> Supervised:
+    return batch if isinstance(batch, Supervised) else supervised(batch.inputs, batch.targets, batch.mask)

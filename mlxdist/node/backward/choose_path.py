@@ -4,24 +4,18 @@ No list of architectures is kept. Any model that mlx-lm loads is tried. One that
 before training time is spent, and takes the nearest path that agrees.
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx.utils import tree_flatten
 
 from mlxdist.node.backward.backward import GradientPath, MicroBatch, backward
 from mlxdist.node.backward.chunked_layers import disagreement, has_gated_delta, unknown_form
+from mlxdist.node.backward.comparison import SEED, TOLERANCE, coarsest, distance, in_short, moved
 from mlxdist.node.backward.events import gathered
-from mlxdist.node.backward.parameters import swapped, trainable
 from mlxdist.protocol.errors import NodeError
-
-# The largest distance of two orders of the same sum, relative to the whole gradient, by the coarsest type of the model.
-TOLERANCE = {mx.float32: 1e-4, mx.float16: 2e-2, mx.bfloat16: 1e-1}
-DROPOUT_KEY = 20
 
 
 def choose_path(
@@ -41,9 +35,7 @@ def choose_path(
     try:
         expected = _tiny_gradient(model, GradientPath(supervised_head=False))
     except Exception as error:
-        raise NodeError(
-            f"mlx cannot differentiate this model ({type(model).__module__}): {_in_short(error)}"
-        ) from error
+        raise NodeError(f"mlx cannot differentiate this model ({type(model).__module__}): {in_short(error)}") from error
     slow = _reason_against_chunks(model, expected) if chunked and has_gated_delta(model) else ""
     chunked = chunked and has_gated_delta(model) and not slow
     path = _nearest_path(model, expected, segment_size, grad_checkpoint, chunked)
@@ -55,11 +47,11 @@ def _reason_against_chunks(model: nn.Module, expected: dict[str, mx.array]) -> s
     try:
         why = unknown_form() or disagreement(TOLERANCE[mx.float32])
         if not why:
-            difference = _distance(expected, _tiny_gradient(model, GradientPath(supervised_head=False, chunked=True)))
-            if difference > TOLERANCE[_coarsest(model)] and _finite(expected):
+            difference = distance(expected, _tiny_gradient(model, GradientPath(supervised_head=False, chunked=True)))
+            if difference > TOLERANCE[coarsest(model)] and _finite(expected):
                 why = f"in chunks their gradient differs by {difference:.1e}"
     except Exception as error:  # an unknown function or device may raise anything
-        why = _in_short(error)
+        why = in_short(error)
     return f"The gated-delta layers of this model are trained token by token, which is slow ({why})." if why else ""
 
 
@@ -70,11 +62,11 @@ def _nearest_path(
     asked, why = candidates[0], ""
     for path in candidates:
         try:
-            difference = _distance(expected, _tiny_gradient(model, path))
+            difference = distance(expected, _tiny_gradient(model, path))
         except Exception as error:  # an unknown model may raise anything when it is called in another way
-            why = why or _in_short(error)
+            why = why or in_short(error)
             continue
-        if difference <= TOLERANCE[_coarsest(model)] or not _finite(expected):
+        if difference <= TOLERANCE[coarsest(model)] or not _finite(expected):
             return replace(path, reason=_reason(asked, path, why) if why else "")
         why = why or f"its gradient differs from plain autograd by {difference:.1e}"
     return replace(candidates[-1], reason=_reason(asked, candidates[-1], why))
@@ -100,22 +92,11 @@ def _reason(asked: GradientPath, taken: GradientPath, why: str) -> str:
     return f"This model cannot {cannot} ({why}): {' and '.join(filter(None, (instead, head)))}."
 
 
-def _in_short(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
-
-
 def _tiny_gradient(model: nn.Module, path: GradientPath) -> dict[str, mx.array]:
     """Returns row sums and gradient on two rows of different lengths, at parameters that are nowhere zero."""
-    parameters = trainable(model)
-    keys = mx.random.split(mx.random.key(DROPOUT_KEY), max(len(parameters), 1))
-    # lora_b starts at zero, where half of the gradient vanishes and no difference would show.
-    moved = [
-        (value + 0.05 * mx.random.normal(value.shape, key=key)).astype(value.dtype)
-        for value, key in zip(parameters.values(), keys, strict=False)
-    ]
     batch = _tiny_batch(model(mx.array([[1, 2]])).shape[-1])
-    with swapped(model, parameters, list(parameters), moved):
-        events = backward(model, [batch], _tiny_loss, head_chunk=4, path=path, dropout_key=DROPOUT_KEY)
+    with moved(model):
+        events = backward(model, [batch], _tiny_loss, head_chunk=4, path=path, dropout_key=SEED)
         sums, gradients = gathered(events)
     return {"row sums": sums[0], **gradients}
 
@@ -134,31 +115,6 @@ def _tiny_batch(vocabulary: int) -> MicroBatch:
     return MicroBatch(ids[:, :-1], ids[:, 1:], mask)
 
 
-def _distance(expected: dict[str, mx.array], got: dict[str, mx.array]) -> float:
-    """Returns the larger of the relative distances (2-norm) of the row sums and of the whole gradient."""
-    if expected.keys() != got.keys():
-        return math.inf
-    sums = {"row sums"}
-    return max(
-        _relative([expected[k] for k in names], [got[k] for k in names]) for names in (sums, expected.keys() - sums)
-    )
-
-
-def _relative(expected: list[mx.array], got: list[mx.array]) -> float:
-    def squares(arrays: list[mx.array]) -> float:
-        return math.fsum(float(np.square(np.asarray(array.astype(mx.float32), np.float64)).sum()) for array in arrays)
-
-    size, away = squares(expected), squares([a - b for a, b in zip(expected, got, strict=True)])
-    if not math.isfinite(size) or not math.isfinite(away):
-        return math.inf
-    return math.sqrt(away / size) if size else math.sqrt(away)
-
-
 def _finite(gradient: dict[str, mx.array]) -> bool:
     """Returns False when the check cannot decide; training itself checks every leaf for NaN and Inf."""
     return all(mx.isfinite(value).all().item() for value in gradient.values())
-
-
-def _coarsest(model: nn.Module) -> mx.Dtype:
-    types = {value.dtype for value in dict(tree_flatten(model.parameters())).values()}
-    return next((kind for kind in (mx.bfloat16, mx.float16) if kind in types), mx.float32)

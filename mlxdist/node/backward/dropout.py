@@ -34,3 +34,17 @@ def dropout_off(model: nn.Module) -> Iterator[None]:
     finally:
         for module in dropouts:
             module.train()
+
+
+@contextmanager
+def no_dropout(model: nn.Module) -> Iterator[None]:
+    """Makes every layer of `model` drop nothing meanwhile, whatever its mode."""
+    dropouts = [module for module in model.modules() if isinstance(module, DROPOUTS)]
+    before = [module._p_1 for module in dropouts]
+    for module in dropouts:
+        module._p_1 = 1
+    try:
+        yield
+    finally:
+        for module, kept in zip(dropouts, before, strict=True):
+            module._p_1 = kept

@@ -19,6 +19,7 @@ import mlx.nn as nn
 from mlxdist.node.backward.dropout import has_dropout
 from mlxdist.node.backward.events import Events, FinalPart, Loss, RowSums
 from mlxdist.node.backward.head import at_positions, chunks, head_backward, hidden_cotangent, traced
+from mlxdist.node.backward.packing import packed
 from mlxdist.node.backward.parameters import swapped, trainable
 from mlxdist.node.backward.pytree import UnsupportedError
 from mlxdist.node.backward.record import Edge, ForwardRecord, record_forward, run_segment
@@ -84,7 +85,7 @@ def _forward(model: nn.Module, parameters: dict[str, mx.array], batch: Supervise
     """Step (i). The record is built first and evaluated afterwards, border by border: each frees what it passed."""
 
     def build(*values: mx.array) -> ForwardRecord:
-        with swapped(model, parameters, list(parameters), values):
+        with swapped(model, parameters, list(parameters), values), packed(model, batch.packing):
             forward = record_forward(model, batch.inputs, segment_size=segment_size, dropout=has_dropout(model))
         forward.hidden = at_positions(forward.hidden, batch.positions)
         return forward
@@ -148,7 +149,7 @@ def _backward(
 
     def run(*values: mx.array) -> list[mx.array]:
         known = forward.borders | dict(zip(below, values[len(names) :], strict=True))
-        with swapped(model, plan.parameters, names, values[: len(names)]):
+        with swapped(model, plan.parameters, names, values[: len(names)]), packed(model, state.batch.packing):
             outputs = run_segment(
                 model, state.batch.inputs, forward.results, known, calls, random_state=forward.random_keys.get(segment)
             )

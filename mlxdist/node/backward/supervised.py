@@ -1,4 +1,4 @@
-"""The supervised positions of padded rows, gathered across the rows: the only ones that go through the head.
+"""The supervised positions of rows, gathered across the rows: the only ones that go through the head.
 
 Shapes: B rows, L positions (position i predicts token i + 1), P supervised positions.
 """
@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from mlxdist.node.backward.packing import NOT_PACKED, Packing
 from mlxdist.protocol.errors import DataError
 
 
@@ -24,6 +25,7 @@ class Supervised:
     rows: mx.array  # int32 [P], the row of each
     counts: tuple[int, ...]  # [B], supervised positions per row
     largest: int  # of all token ids, to be compared with the vocabulary
+    packing: Packing = NOT_PACKED  # of inputs [1, T]: the pieces that the rows are
 
     @property
     def total(self) -> int:

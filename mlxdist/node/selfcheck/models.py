@@ -36,7 +36,7 @@ TINY: Mapping[str, Any] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Case:
-    """A model, made when it is needed, and the rows of its leaf (2: the second is padded)."""
+    """A model, made when it is needed, and the rows of its leaf."""
 
     make: Callable[[], nn.Module]
     rows: int = 1
@@ -44,7 +44,7 @@ class Case:
     def leaf(self) -> Leaf:
         """Returns a leaf of the canary's rows."""
         both = numerics.canary_leaf(VOCABULARY, TOKENS)
-        return Leaf(0, both.rows[: self.rows], both.widths)
+        return Leaf(0, both.rows[: self.rows])
 
 
 def dense(**sizes: Any) -> nn.Module:
@@ -101,7 +101,7 @@ def half() -> nn.Module:
 CASES: Mapping[str, Case] = MappingProxyType(
     {
         "dense": Case(dense),
-        "padded": Case(dense, rows=2),
+        "packed": Case(dense, rows=2),
         "MoE": Case(mixture),
         "4-bit": Case(four_bits),
         "bf16": Case(half),

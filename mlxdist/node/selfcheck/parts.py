@@ -6,7 +6,7 @@ python -m mlxdist.node.selfcheck.selfcheck bits      # prints one JSON object
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import metadata
 from types import MappingProxyType
@@ -16,10 +16,11 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from mlxdist.node.backward.backward import GradientPath, MicroBatch, backward
+from mlxdist.node.backward.backward import Batch, GradientPath, MicroBatch, backward
+from mlxdist.node.backward.choose_packing import PackingChoice
 from mlxdist.node.backward.events import gathered
 from mlxdist.node.selfcheck import models
-from mlxdist.node.work.objective import micro_batches
+from mlxdist.node.work.objective import passes
 
 TIMES = 5  # that each leaf's gradient is computed
 HEAD_CHUNK = 16
@@ -135,7 +136,7 @@ def _or_error(measure: Callable[[], Any]) -> Any:
 
 
 def _leaf_gradient(
-    model: nn.Module, batches: list[MicroBatch], path: GradientPath, head_chunk: int = HEAD_CHUNK
+    model: nn.Module, batches: Sequence[Batch], path: GradientPath, head_chunk: int = HEAD_CHUNK
 ) -> dict[str, mx.array]:
     events = backward(model, batches, lambda rows: -rows[0].sum(), head_chunk=head_chunk, path=path, dropout_key=0)
     sums, grads = gathered(events)
@@ -143,7 +144,7 @@ def _leaf_gradient(
 
 
 def _digests(case: models.Case) -> list[str]:
-    model, batches = case.make(), micro_batches(case.leaf())
+    model, batches = case.make(), passes(case.leaf(), PackingChoice())
     digests = []
     for _ in range(TIMES):
         found = _leaf_gradient(model, batches, GradientPath())
@@ -153,7 +154,7 @@ def _digests(case: models.Case) -> list[str]:
 
 
 def _distance(case: models.Case) -> float:
-    model, batches = case.make(), micro_batches(case.leaf())
+    model, batches = case.make(), passes(case.leaf(), PackingChoice())
     whole, cut = (_leaf_gradient(model, batches, path) for path in (GradientPath(), GradientPath(segment_size=1)))
     expected, got = (
         np.concatenate([np.array(found[name].astype(mx.float32), np.float64).ravel() for name in sorted(found)])

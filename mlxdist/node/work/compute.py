@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxdist.node.backward import backward
-from mlxdist.node.backward.backward import MicroBatch
 from mlxdist.node.backward.events import Events, FinalPart, RowSums, gathered
+from mlxdist.node.backward.supervised import Supervised
 from mlxdist.node.link.jobs import RowInputs
 from mlxdist.node.work.model import LoadedModel
-from mlxdist.node.work.objective import Objective, micro_batches, seen, target_counts
+from mlxdist.node.work.objective import Objective, by_branch, passes, seen, target_counts
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import numerics
 from mlxdist.protocol.errors import NonFiniteError
@@ -48,10 +48,11 @@ class Computer:
 
         `parameters`: current, reference, or current+reference. The columns are those of `MethodSpec.scores`.
         """
-        batches = micro_batches(leaf)
+        batches = passes(leaf, self.loaded.packing)
         columns: list[mx.array] = []
         for side in parameters.split("+"):
-            columns += self._score(batches) if side == "current" else self._reference_score(batches)
+            sums = self._score(batches) if side == "current" else self._reference_score(batches)
+            columns += by_branch(sums, leaf.branches)
         return np.array(mx.stack(columns, axis=1), dtype=np.float32)
 
     def gradient_parts(
@@ -81,8 +82,8 @@ class Computer:
 
     def _asked(
         self, leaf: Leaf, loss: str, scalars: Mapping[str, float], inputs: RowInputs
-    ) -> tuple[Sequence[MicroBatch], Objective]:
-        batches = micro_batches(leaf)
+    ) -> tuple[Sequence[Supervised], Objective]:
+        batches = passes(leaf, self.loaded.packing)
         constants = dict(zip(self._method.reference, self._references(leaf, batches, loss, inputs), strict=True))
         if self._method.labels:
             constants[LABELS] = mx.array(list(inputs[LABELS]))
@@ -92,7 +93,7 @@ class Computer:
     def _method(self) -> MethodSpec:
         return METHODS[self.spec.method]
 
-    def _backward(self, batches: Sequence[MicroBatch], asked: Objective, dropout_key: int) -> Events:
+    def _backward(self, batches: Sequence[Supervised], asked: Objective, dropout_key: int) -> Events:
         return backward.backward(
             self.loaded.model,
             batches,
@@ -106,32 +107,33 @@ class Computer:
         """Yields the SHA-256 of the canary leaf's gradient and row sums, each time that it is computed."""
         leaf = numerics.canary_leaf(self.loaded.vocab_size, self.spec.max_length)
         self.use(numerics.canary_adapter(self.loaded.manifest))
-        batches = micro_batches(leaf)
+        batches = passes(leaf, self.loaded.packing)
         plain = Objective(SFT, "", {}, {}, [])
         for _ in range(numerics.CANARY_TIMES):
             sums, grads = gathered(self._backward(batches, plain, dropout_key=0))
             parts = [np.array(grads[t.name].astype(mx.float32)).tobytes() for t in self.loaded.manifest]
-            yield hashlib.sha256(b"".join(parts) + np.array(sums[0], np.float32).tobytes()).hexdigest()
+            yield hashlib.sha256(b"".join(parts) + np.array(mx.concatenate(sums), np.float32).tobytes()).hexdigest()
 
-    def _score(self, batches: Sequence[MicroBatch]) -> list[mx.array]:
+    def _score(self, batches: Sequence[Supervised]) -> list[mx.array]:
+        """Returns the row sums of each pass."""
         model, chunk, path = self.loaded.model, self.spec.head_chunk, self.loaded.path
         return [backward.score(model, batch, head_chunk=chunk, path=path) for batch in batches]
 
-    def _reference_score(self, batches: Sequence[MicroBatch]) -> list[mx.array]:
-        """Returns the same under the reference's adapter, in the same widths; the current adapter is restored."""
+    def _reference_score(self, batches: Sequence[Supervised]) -> list[mx.array]:
+        """Returns the same under the reference's adapter, in the same layout; the current adapter is restored."""
         self.use(np.zeros_like(self.adapter) if self.reference is None else self.reference)
         sums = self._score(batches)
         mx.eval(sums)
         self.use(self.adapter)
         return sums
 
-    def _references(self, leaf: Leaf, batches: Sequence[MicroBatch], loss: str, inputs: RowInputs) -> list[mx.array]:
+    def _references(self, leaf: Leaf, batches: Sequence[Supervised], loss: str, inputs: RowInputs) -> list[mx.array]:
         """Returns the reference log-probs as the loss sees them: those sent, and the unknown ones computed."""
         names = self._method.reference
         known = [mx.array(list(inputs[name]), mx.float32) for name in names]
         if not any(math.isnan(value) for name in names for value in inputs[name]):
             return known
-        fresh = seen(loss, self._reference_score(batches), target_counts(leaf))
+        fresh = seen(loss, by_branch(self._reference_score(batches), leaf.branches), target_counts(leaf))
         return [mx.where(mx.isnan(old), new, old) for old, new in zip(known, fresh, strict=True)]
 
 

@@ -39,7 +39,7 @@ class Engine:
                     spec = yield from self.locator.locate(job, session)
                     if spec is not None:
                         loaded = self._load(spec, progress)
-                        yield m.Loaded(session, loaded.model_hash, loaded.manifest), b""
+                        yield m.Loaded(session, loaded.model_hash, loaded.manifest, loaded.packing.mode), b""
                 case ComputeCanary():
                     yield m.CanaryAnswer(session, tuple(self._ready().canary())), b""
                 case ComputeAssignment():
@@ -60,8 +60,11 @@ class Engine:
             folder = Path(spec.model)
             if not folder.is_dir() or models.hash_model(folder) == kept.loaded.model_hash:
                 progress("the model is still loaded")
-                self._computer = replace(kept, spec=spec)
-                return kept.loaded
+                loaded = kept.loaded
+                if spec.packing not in (kept.spec.packing, loaded.packing.mode):
+                    loaded = models.packed_again(loaded, spec, progress)
+                self._computer = replace(kept, loaded=loaded, spec=spec)
+                return loaded
         self._computer = None  # two models at once would not fit
         mx.clear_cache()
         loaded = models.load_with_lora(spec, progress)
@@ -90,5 +93,6 @@ def _load_key(spec: m.RunSpec) -> tuple[object, ...]:
         spec.num_layers,
         spec.segment_size,
         spec.grad_checkpoint,
+        spec.largest_leaf,
         spec.chunked,
     )

@@ -57,13 +57,13 @@ class SwapWatch:
         """Takes one computed leaf. Returns a sentence to report, or None."""
         now = self.read()
         swapped, self._before = (now - self._before if self._before >= 0 else 0), now
-        tokens = sum(leaf.widths) * len(leaf.rows) // len(leaf.widths)
+        tokens = leaf.tokens
         pace, usual = seconds / tokens, median(self._paces) if len(self._paces) >= ENOUGH else 0.0
         self._paces = [*self._paces[1 - REMEMBERED :], pace]
         if self._reported or not usual or pace < SLOWER * usual or swapped < SWAPPED_BYTES:
             return None
         self._reported = True
         return (
-            f"swapping: a leaf of {max(leaf.widths)} tokens took {pace / usual:.1f} times as long as usual while "
+            f"swapping: a leaf of {tokens} tokens took {pace / usual:.1f} times as long as usual while "
             f"{swapped / 1e6:.0f} MB were read back from the disk; {cure(leaf, segment_size)}"
         )

@@ -4,7 +4,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from mlxdist.node.backward.backward import GradientPath
+from mlxdist.node.backward.choose_packing import TINY, PackingChoice, choose_packing
 from mlxdist.node.backward.choose_path import choose_path
 from mlxdist.node.backward.parameters import trainable
 from mlxdist.protocol import manifest as manifests
@@ -33,6 +34,7 @@ class LoadedModel:
 
     model: nn.Module
     path: GradientPath
+    packing: PackingChoice  # the best that the model allows
     manifest: Manifest
     model_hash: str
     vocab_size: int
@@ -78,13 +80,28 @@ def load_with_lora(spec: RunSpec, progress: Callable[[str], None]) -> LoadedMode
     )
     if path.reason:
         progress(path.reason)
+    packing = _packing(model, path, spec, progress)
     return LoadedModel(
         model=model,
         path=path,
+        packing=packing,
         manifest=manifests.make(shapes),
         model_hash=model_hash,
         vocab_size=_vocab_size(model, config),
     )
+
+
+def packed_again(loaded: LoadedModel, spec: RunSpec, progress: Callable[[str], None]) -> LoadedModel:
+    """Returns a loaded model with the choice of its packing made again, for a run that asks for another mode."""
+    return replace(loaded, packing=_packing(loaded.model, loaded.path, spec, progress))
+
+
+def _packing(model: nn.Module, path: GradientPath, spec: RunSpec, progress: Callable[[str], None]) -> PackingChoice:
+    progress(f"comparing packed rows with rows alone, at up to {max(spec.largest_leaf, TINY)} tokens")
+    packing = choose_packing(model, path, tokens=spec.largest_leaf, best=spec.packing)
+    if packing.reason:
+        progress(packing.reason)
+    return packing
 
 
 def apply_lora(model: nn.Module, rank_of: Mapping[str, int], spec: RunSpec) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from mlxdist.coordinator.cluster.cluster import Cluster
@@ -17,6 +18,7 @@ from mlxdist.protocol.errors import MlxdistError
 from mlxdist.protocol.leaves import Leaf, Row
 from mlxdist.protocol.manifest import Manifest
 from mlxdist.protocol.messages import Message, SessionId
+from mlxdist.protocol.packing import PACKED
 from mlxdist.protocol.transport import CONTROL, DATA, Parcel
 from mlxdist.protocol.tree import Span
 from mlxdist.protocol.vectors import Vector, digest
@@ -25,7 +27,7 @@ from tests.protocol.example_messages import example
 
 M = TypeVar("M", bound=Message)
 
-SPEC: m.RunSpec = example(m.RunSpec)
+SPEC: m.RunSpec = msgspec.structs.replace(example(m.RunSpec), packing=PACKED)
 VERSIONS = {"mlx": "0.32.4", "mlx-lm": "0.32.2"}
 MODEL_HASH = "0123456789abcdef" * 4
 MANIFEST = manifests.make({"model.layers.0.q_proj.lora_a": (2, 3), "model.layers.0.q_proj.lora_b": (3, 2)})
@@ -225,7 +227,7 @@ def give_back(cluster: Cluster, buffers: Iterable[Vector]) -> None:
 def leaf_of(index: int, tokens: int = 8) -> Leaf:
     """A leaf of one row."""
     ids = np.full(tokens, index % 96, np.int32)
-    return Leaf(index, (Row(index, ids, np.ones(tokens, np.uint8)),), (tokens,))
+    return Leaf(index, (Row(index, ids, np.ones(tokens, np.uint8)),))
 
 
 def request_of(leaves: int, *, step: int = 4, version: int = 3, verb: str = "gradient") -> Request:

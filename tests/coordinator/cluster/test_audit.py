@@ -220,7 +220,7 @@ def trained(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[.
             model=str(model),
             output=tmp_path_factory.mktemp("audits"),
             data=DataConfig(path="none"),
-            batch=BatchConfig(size=8),
+            batch=BatchConfig(size=8, leaf_tokens=1),  # a leaf for each row
             lora=LoraConfig(rank=4),
             train=TrainConfig(steps=steps, learning_rate=1e-2, eval_every=0, audit=audit),
         )
@@ -307,12 +307,11 @@ def test_a_node_that_was_put_out_is_told_why_and_not_admitted_again() -> None:
 
 
 def test_one_node_alone_is_not_audited_and_that_is_said() -> None:
-    config = RunConfig(
-        model="m", output=Path("o"), data=DataConfig(path="d"), train=TrainConfig(audit=0.01), batch=BatchConfig()
-    )
-    said = list(plan_sentences(config, (), 100, 10, 1))
+    batch, train = BatchConfig(leaf_tokens=64), TrainConfig(audit=0.01)
+    config = RunConfig(model="m", output=Path("o"), data=DataConfig(path="d"), train=train, batch=batch)
+    said = list(plan_sentences(config, (), 100, 512, 10, 1))
     assert "train.audit = 0.01 needs a second node: nothing is audited until one joins" in said
-    assert not any("audit" in sentence for sentence in plan_sentences(config, (), 100, 10, 2))
+    assert not any("audit" in sentence for sentence in plan_sentences(config, (), 100, 512, 10, 2))
 
 
 def test_one_node_alone_trains_as_without_audits(

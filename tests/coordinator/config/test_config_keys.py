@@ -90,10 +90,16 @@ def test_every_translated_word_leads_to_a_key_that_exists() -> None:
 
 
 @pytest.mark.parametrize(
-    "word", ["loraplus_lr_ratio", "embedding_learning_rate", "neftune_noise_alpha", "use_dora", "use_rslora", "packing"]
+    "word", ["loraplus_lr_ratio", "embedding_learning_rate", "neftune_noise_alpha", "use_dora", "use_rslora"]
 )
 def test_features_that_are_not_supported_have_a_sentence_of_their_own(tmp_path: Path, word: str) -> None:
     assert "not supported" in refusal(run_file(tmp_path, f"[train]\n{word} = 1"))
+
+
+def test_the_size_of_a_leaf_in_rows_is_refused_with_the_key_in_tokens(tmp_path: Path) -> None:
+    said = refusal(run_file(tmp_path, "[batch]\nmicro_size = 4"))
+    assert "it is called batch.leaf_tokens (tokens, not rows" in said
+    assert "rows are always packed" in refusal(run_file(tmp_path, "[batch]\npacking = true"))
 
 
 # --- types and ranges
@@ -106,7 +112,7 @@ def _wrong_values() -> list[tuple[str, str]]:
     counts = [
         "batch.size",
         "batch.grad_accum_steps",
-        "batch.micro_size",
+        "batch.leaf_tokens",
         "lora.rank",
         "train.steps",
         "train.report_every",
@@ -162,7 +168,7 @@ def test_a_table_in_place_of_a_value_and_a_value_in_place_of_a_table(tmp_path: P
 def test_all_faults_are_listed_together_up_to_ten(tmp_path: Path) -> None:
     timing = "".join(f"{key} = 0\n" for key in tables()["timing"])
     lines = refusal(
-        run_file(tmp_path, f"[timing]\n{timing}[batch]\nsize = 0\nmicro_size = 0\nmax_length = 0\nsise = 1\nseed = -1")
+        run_file(tmp_path, f"[timing]\n{timing}[batch]\nsize = 0\nleaf_tokens = 0\nmax_length = 0\nsise = 1\nseed = -1")
     ).split("\n")
     faults = len(tables()["timing"]) + 5
     assert lines[0] == f"{faults} things to fix, nothing was started:"

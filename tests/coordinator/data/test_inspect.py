@@ -48,14 +48,14 @@ def test_the_histogram_holds_every_row_once_in_bins_without_gaps() -> None:
     assert histogram([7, 7]) == [Bin(7, 7, 2)]
 
 
-def test_padding_is_that_of_the_leaves_that_a_pass_is_cut_into(tmp_path: Path) -> None:
-    alone = facts_of(tmp_path, texts(10, 20, 30, 40), size=4).batch
-    together = facts_of(tmp_path, texts(10, 20, 30, 40), size=4, micro_size=4).batch
-    assert alone is not None
-    assert together is not None
-    assert alone.padding == 0.0
-    assert together.padding == pytest.approx(1 - 100 / (4 * 65))
-    assert (together.steps_per_epoch, together.size, together.micro_size) == (1, 4, 4)
+def test_leaves_and_their_fill_are_those_that_a_step_is_cut_into(tmp_path: Path) -> None:
+    auto = facts_of(tmp_path, texts(10, 20, 30, 40), size=4).batch
+    given = facts_of(tmp_path, texts(10, 20, 30, 40), size=4, leaf_tokens=60).batch
+    assert auto is not None
+    assert given is not None
+    assert (auto.leaf_tokens, auto.leaves) == (13, 4)
+    assert (given.leaf_tokens, given.leaves, given.fill) == (60, 2, pytest.approx(100 / 120))
+    assert (given.steps_per_epoch, given.size) == (1, 4)
 
 
 def test_every_faulty_row_is_listed_not_only_ten(tmp_path: Path) -> None:
@@ -178,9 +178,9 @@ def test_a_run_file_is_inspected_with_its_own_settings(tmp_path: Path, monkeypat
     run.write_text('model = "org/toy"\ndata = "train.jsonl"\n[batch]\nsize = 3\n')
     monkeypatch.setattr("mlxdist.coordinator.inspect.inspect.encoding_of", toy_encoding)
     console = Console(file=io.StringIO(), width=100)
-    assert show_inspection(str(run), "", InspectOptions(overrides=["batch.micro_size=2"], as_json=True), console) == 0
+    assert show_inspection(str(run), "", InspectOptions(overrides=["batch.leaf_tokens=20"], as_json=True), console) == 0
     assert isinstance(console.file, io.StringIO)
     facts = json.loads(console.file.getvalue())
-    assert (facts["unit"], facts["model"], facts["batch"]["size"], facts["batch"]["micro_size"]) == (
-        *("tokens", "org/toy", 3, 2),
+    assert (facts["unit"], facts["model"], facts["batch"]["size"], facts["batch"]["leaf_tokens"]) == (
+        *("tokens", "org/toy", 3, 20),
     )

@@ -2,7 +2,6 @@ import json
 import re
 from dataclasses import replace
 from io import StringIO
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,18 @@ from mlxdist.coordinator.memory.model_files import read_model
 from mlxdist.coordinator.plan.estimates import (
     busy_nodes,
     measured_speed,
-    nearest_size,
     size_for_all,
     step_seconds,
     traffic,
     useful_nodes,
+    usual_leaves,
+    values_for_all,
 )
 from mlxdist.coordinator.plan.plan import PlanOptions, RunPlan, make_plan, model_files, planned_nodes
 from mlxdist.coordinator.plan.view import print_plan
 from mlxdist.coordinator.training.startup import plan_sentences
 from mlxdist.protocol.budget import usable_bytes
 from mlxdist.protocol.errors import ConfigError
-from mlxdist.protocol.tree import Span, subtrees
 from tests.laws.memory_fleet import ListRows, make_row
 
 MACHINE = Machine(32 * 2**30, 24 * 2**30, "Darwin")
@@ -93,38 +92,39 @@ def test_a_run_limited_by_hours_is_planned_with_them_and_with_the_most_steps_tha
     assert "without evaluations" not in said
 
 
-@pytest.mark.parametrize(("nodes", "micro", "accumulated"), list(product((1, 2, 3, 5, 8), (1, 2, 3), (1, 2, 3))))
-def test_at_the_nearest_size_every_node_sends_one_partial(nodes: int, micro: int, accumulated: int) -> None:
-    batch = BatchConfig(size=10, micro_size=micro, grad_accum_steps=accumulated)
-    size = nearest_size(batch, nodes)
-    ways = [s for s in range(1, 60) if _one_partial_each(replace(batch, size=s), nodes)]
-    if size is None:
-        assert ways == []
-    else:
-        assert size in ways
-        full = [s for s in ways if s == batch.size or s % micro == 0]
-        assert abs(size - 10) == min(abs(s - 10) for s in full)
-
-
-def _one_partial_each(batch: BatchConfig, nodes: int) -> bool:
-    leaves = batch.grad_accum_steps * -(-batch.size // batch.micro_size)
-    if leaves % nodes:
-        return False
-    each = leaves // nodes
-    return all(len(subtrees(leaves, Span(i * each, (i + 1) * each))) == 1 for i in range(nodes))
-
-
 @pytest.mark.parametrize(("leaves", "nodes", "busy", "size"), [(4, 3, 2, 5), (2, 3, 2, 3), (8, 3, 3, 8), (6, 5, 3, 9)])
-def test_idle_nodes_are_reported_at_the_start_with_the_size_that_would_use_all(
+def test_idle_nodes_are_reported_at_the_start_with_the_values_that_would_use_all(
     leaves: int, nodes: int, busy: int, size: int
 ) -> None:
-    batch = BatchConfig(size=leaves)
-    assert (busy_nodes(leaves, nodes), size_for_all(batch, nodes)) == (busy, size)
+    batch, tokens = BatchConfig(size=leaves, leaf_tokens=60), 60 * leaves  # each leaf has one row
+    assert usual_leaves(batch, tokens) == leaves
+    assert (busy_nodes(leaves, nodes), size_for_all(batch, tokens, nodes)) == (busy, size)
     config = RunConfig(model="m", output=Path("o"), data=DataConfig(path="d"), batch=batch)
-    said = "\n".join(plan_sentences(config, (), 100, 10, nodes))
+    said = "\n".join(plan_sentences(config, (), 100, tokens, 10, nodes))
     assert ("idle" in said) == (busy < nodes)
-    assert busy == nodes or f"{nodes - busy} will idle; batch.size = {size} would use all" in said
+    assert busy == nodes or f"batch.size = {size} would use all" in said
     assert -(-size // nodes) < -(-size // (nodes - 1))  # with one node fewer the step would be longer
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 5, 8])
+def test_the_smaller_leaves_that_are_named_give_every_node_work(nodes: int) -> None:
+    batch, tokens = BatchConfig(size=64, leaf_tokens=512), 600
+    said = values_for_all(batch, tokens, nodes)
+    if nodes > 2:
+        smaller = int(said.removeprefix("batch.leaf_tokens = ").split()[0])
+        assert busy_nodes(usual_leaves(replace(batch, leaf_tokens=smaller), tokens), nodes) == nodes
+
+
+def test_the_plan_compares_values_of_leaf_tokens_for_the_nodes_at_hand(model: Path) -> None:
+    batch = BatchConfig(size=8, leaf_tokens=100)
+    plan = plan_of(model, *local_hosts(3).nodes, batch=batch)
+    mine = next(choice for choice in plan.choices if choice.leaf_tokens == 100)
+    assert (plan.leaf_tokens, plan.leaves, plan.busy_nodes) == (100, mine.leaves, mine.busy_nodes)
+    assert 0 < plan.fill <= 1
+    assert [choice.leaf_tokens for choice in plan.choices] == sorted(choice.leaf_tokens for choice in plan.choices)
+    whole = next(choice for choice in plan.choices if choice.leaves == 3)
+    assert whole.busy_nodes == 3
+    assert whole.slowest <= mine.slowest
 
 
 def test_another_node_is_worthwhile_until_leaves_or_the_network_run_out() -> None:

@@ -191,10 +191,14 @@ def test_equal_settings_under_other_rules_are_refused(folder: RunFolder) -> None
         check_same_bits(EARLIER, folder, "2" * 64)
 
 
+def test_the_packing_of_earlier_sessions_is_kept() -> None:
+    assert Earlier(STATE, {**IDENTITY, "packing": "by piece"}).packing == "by piece"
+
+
 @pytest.mark.parametrize(
     ("saved", "words"),
     [
-        ({}, r"under the rules 1 of an older mlxdist.*chunks of tokens.*init_adapter"),
+        ({}, r"under the rules 1 of an older mlxdist.*chunks of tokens.*packed into one.*init_adapter"),
         ({SEMANTICS: 1}, r"under the rules 1 of an older mlxdist.*chunks of tokens.*init_adapter"),
         ({SEMANTICS: SEMANTICS_VERSION + 1}, r"of another mlxdist, and this one has the rules"),
     ],
