@@ -113,6 +113,14 @@ def measure(bed: Bed, case: Case, folder: Path, steps: int, rounds: int) -> Meas
     return Measured(median(without), median(sending), median(sending) / median(without), median(rates))
 
 
+def make_model(folder: Path, size: int) -> None:
+    """Writes files of a model's names, of so many bytes, of which the disk holds almost none."""
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text("{}")
+    with (folder / "model" / "model.safetensors").open("wb") as stream:
+        stream.truncate(size)
+
+
 def wait_until_it_comes(home: Path) -> None:
     """Waits for the first block at the new Mac."""
     until = time.monotonic() + START_SECONDS
@@ -138,10 +146,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="mlxd-bed-") as name:
         folder = Path(name)
         folder.chmod(0o755)
-        (folder / "model").mkdir()
-        (folder / "model" / "config.json").write_text("{}")
-        with (folder / "model" / "model.safetensors").open("wb") as stream:
-            stream.truncate(MODEL_BYTES)
+        make_model(folder, MODEL_BYTES)
         with cluster_bed(folder / "macs", MACS) as bed:
             for mbit in given.mbit:
                 case = Case(mbit, "curve", given.megabytes, given.nodes, given.leaf_seconds)

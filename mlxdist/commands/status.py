@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from mlxdist.commands.options import AsJson, HostsFile, cluster_of
+from mlxdist.protocol.errors import UserError
 
 
 def status(
@@ -26,12 +27,12 @@ def status(
 ) -> None:
     """Look at a run from another terminal or another Mac: its steps, losses and nodes. It is only read."""
     from mlxdist.coordinator.status.show import show_status
-    from mlxdist.protocol.errors import UserError
+    from mlxdist.interrupts import interruptible
 
     cluster = cluster_of(hosts, None) if hosts is not None else None
     if not run and cluster is None:
         raise UserError("name a run: its output folder, its run.toml, HOST:FOLDER, or --hosts hosts.toml")
     if watch and json:
         raise UserError("--json prints one look: leave --watch out, or follow the run's metrics.jsonl")
-    with suppress(KeyboardInterrupt):  # the view ends, and the run goes on
+    with suppress(KeyboardInterrupt), interruptible():  # the view ends, and the run goes on
         show_status(run, cluster, watch=watch, as_json=json, stream=sys.stdout, environ=os.environ)

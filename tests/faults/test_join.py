@@ -180,7 +180,7 @@ def code_ends_while_it_is_typed(desk: Desk) -> None:
     said, now = list[str](), [0.0]
     with desk.macs.office.inside():
         arguments = (desk.folder / "run", 1, desk.macs.store, said.append, lambda: now[0])
-        invitation = threading.Thread(target=invite_to_running, args=arguments)
+        invitation = threading.Thread(target=invite_to_running, args=arguments, daemon=True)
         invitation.start()
     late, leaving = (desk.type("c", "join", COORDINATOR, terminal=True) for _ in range(2))
     for typed in (late, leaving):

@@ -15,7 +15,7 @@ from mlxdist.coordinator.fleet.model_source import ModelSource
 from mlxdist.node.link.jobs import FetchModel, Job, JobResults, LoadModel
 from mlxdist.node.work.locate import Locator
 from mlxdist.protocol import messages as m
-from mlxdist.protocol.errors import WireError
+from mlxdist.protocol.errors import NodeError, WireError
 from mlxdist.protocol.model_files import WINDOW, checked_files, model_digest
 from mlxdist.protocol.transport import DATA, PROBE, REVOKED, Parcel
 from mlxdist.protocol.vectors import BLOCK_BYTES
@@ -26,6 +26,7 @@ from tests.memory_nodes import MemoryNode, PretendedEngine
 
 SIZES = {"config.json": 40, "model.safetensors": 3 * BLOCK_BYTES + 5, "tokenizer.json": BLOCK_BYTES, "empty.txt": 0}
 BLOCKS = 1 + 4 + 1  # of these files
+LARGE = 2  # the place of the large one in the list
 SESSION = m.SessionId("run", 1, "1")
 
 
@@ -58,7 +59,9 @@ class Sharing(RunningCluster):
             (self.there / name).write_bytes(draw.randbytes(size))
         (self.there / "code.py").write_text("raise SystemExit")
         self.locators: list[Locator] = []
-        self.blocks = 0  # that were sent
+        self.sent: list[tuple[int, int]] = []  # the blocks that were sent: file, block
+        self.step = 0.0  # seconds that go by whenever the coordinator waits
+        self.kept = 0  # blocks of the large file that the node had written when the connection broke
         self.cut_at: int | None = None  # the connection breaks in place of this block
         self.begin()
 
@@ -79,8 +82,10 @@ class Sharing(RunningCluster):
         """Counts the blocks, and breaks the connection at one of them."""
         message, _ = decode(parcel.frames)
         if isinstance(message, m.FileBlock):
-            self.blocks += 1
+            self.sent.append((message.file, message.block))
             if self.blocks == self.cut_at:
+                parts = (self.homes / "a").glob("*/model.safetensors.part")
+                self.kept = sum(path.stat().st_size for path in parts) // BLOCK_BYTES
                 wire = self.wires[parcel.channel, parcel.peer]
                 wire.lose_all()
                 wire.up.append(list(PROBE))
@@ -94,6 +99,16 @@ class Sharing(RunningCluster):
         for node in self.nodes.values():
             if node.session is not None:
                 node.control.send(encode(m.Heartbeat(node.session.id, 1, True)))
+
+    @property
+    def blocks(self) -> int:
+        """The number of blocks that were sent."""
+        return len(self.sent)
+
+    def receive(self, timeout: float) -> list[Parcel]:
+        """Lets time go by, and everything move."""
+        self.now += self.step
+        return super().receive(timeout)
 
     def go_on(self) -> str:
         """All that happens until nothing does. Returns the news as lines."""
@@ -145,27 +160,32 @@ def test_a_node_without_the_model_gets_its_files_and_no_others_and_works(sharing
 
 @pytest.mark.parametrize("cut", range(1, BLOCKS + 1))
 def test_after_a_cut_at_any_block_the_rest_comes_and_nothing_comes_twice(sharing: Sharing, cut: int) -> None:
-    """But for blocks that were under way, or had come and were not written yet."""
+    """But for blocks that were under way."""
     sharing.cut_at = cut
     sharing.node()
     assert sharing.go_on()
     assert sharing.ready()
     assert sharing.arrived() == sharing.right
     assert sharing.blocks <= BLOCKS + WINDOW
+    again = [block for file, block in sharing.sent[cut:] if file == LARGE and block < sharing.kept]
+    assert again == []
+    assert sharing.kept == {1: 0, 2: 0, 3: 1, 4: 2, 5: 3, 6: 0}[cut]
 
 
-@pytest.mark.parametrize("cut", [2, 5])
+@pytest.mark.parametrize("cut", [4, 5])
 def test_a_coordinator_that_comes_back_sends_the_rest(sharing: Sharing, cut: int) -> None:
     node = sharing.node()
     while sharing.blocks < cut:
         sharing.turn()
     before = sharing.blocks
+    (part,) = (sharing.homes / "a").glob("*/model.safetensors.part")
+    kept = part.stat().st_size // BLOCK_BYTES
     sharing.begin(incarnation=6)
     node.register()
     assert "% of 4.2 MB of the model's files are on this disk already" in sharing.go_on()
     assert sharing.arrived() == sharing.right
-    assert sharing.blocks <= BLOCKS + WINDOW
-    assert sharing.blocks > before
+    assert kept
+    assert [block for file, block in sharing.sent[before:] if file == LARGE] == list(range(kept, 4))
 
 
 @pytest.mark.parametrize("damage", [1, 3])
@@ -253,6 +273,7 @@ def test_a_model_that_came_once_is_not_sent_again(sharing: Sharing) -> None:
     sharing.go_on()
     assert sharing.ready()
     assert sharing.blocks == sent
+    assert sharing.arrived() == sharing.right
 
 
 def test_hashes_are_computed_once_and_again_for_a_file_that_changed(sharing: Sharing) -> None:
@@ -357,11 +378,22 @@ def test_while_vectors_travel_a_block_waits_many_times_as_long_as_one_takes(shar
 
 
 def test_a_node_that_gets_the_model_does_not_count_and_is_waited_for_until_it_is_ready(sharing: Sharing) -> None:
-    """The time for the start is over from the first look on."""
+    """Longer than a start may take, as long as blocks come."""
     sharing.node()
     while sharing.blocks < 3:
         sharing.turn()
     assert sharing.cluster.nodes["a"].state.value == "fetching"
     assert sharing.cluster.ready() == []
-    assert sharing.fleet.wait_for_nodes(1, 1, timeout=0.0) == 1
+    sharing.step, began = 0.2, sharing.now
+    assert sharing.fleet.wait_for_nodes(1, 1, timeout=2.0) == 1
+    assert sharing.now - began > 2.0
     assert sharing.arrived() == sharing.right
+
+
+def test_a_node_that_stops_getting_the_model_is_not_waited_for_without_end(sharing: Sharing) -> None:
+    node = sharing.node()
+    while sharing.blocks < 3:
+        sharing.turn()
+    node.stopped, sharing.step = True, 0.2
+    with pytest.raises(NodeError, match="0 of 1 nodes are ready after 1 s, and 1 are needed"):
+        sharing.fleet.wait_for_nodes(1, 1, timeout=1.0)

@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 
 import mlx.core as mx
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
-from scripts import bench_preference, compare_trl, toy_preferences
+from scripts import bench_preference, compare_mlx, compare_trl, toy_preferences
 
 
 @pytest.mark.parametrize("method", ["dpo", "kto"])
@@ -47,3 +49,24 @@ def test_the_benchmark_leaves_the_first_step_out_of_later_epochs() -> None:
     assert measured["mlxdist"]["first_epoch_seconds"] == 9.0
     assert measured["times_faster_from_the_second_epoch"] == 2.0
     assert measured["peak_memory_ratio"] == 0.25
+
+
+def test_half_of_the_pairs_is_every_second_one_by_length_as_mlx_lm_lora_cuts_a_batch(tmp_path: Path) -> None:
+    compare_mlx.prepare(tmp_path)
+    compare_mlx.half_of(tmp_path, 2)
+    whole, half = (
+        [json.loads(line) for line in (tmp_path / name / "train.jsonl").read_text().splitlines()]
+        for name in ("pairs", "half")
+    )
+    lengths = sorted(len(row["prompt"] + row["chosen"]) for row in whole)
+    assert [len(row["prompt"] + row["chosen"]) for row in half] == lengths[::2]
+    assert all(row in whole for row in half)
+
+
+def test_the_distance_of_adapters_is_relative_to_what_training_has_changed(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("one", "two")]
+    for file, value in zip(files, (2.0, 3.0), strict=True):
+        tensors = {"x.lora_b": np.full((2, 3), value, np.float32), "x.lora_a": np.ones((3, 2), np.float32)}
+        save_file(tensors, file)
+    assert compare_mlx.distance(files[0], files[0]) == 0.0
+    assert compare_mlx.distance(*files) == pytest.approx(0.5)

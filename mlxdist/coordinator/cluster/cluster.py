@@ -117,9 +117,11 @@ class Cluster:
         return ready(self.nodes)
 
     def fetching(self, patience: float) -> bool:
-        """Returns True while a node gets the model, and has gone on with that within `patience` seconds."""
+        """Returns True while a node gets the model, or loads it then, and has gone on within `patience` seconds."""
         return any(
-            node.state is NodeState.FETCHING and self.now - node.worker.progressed <= patience
+            node.worker.wanted_model
+            and node.state in (NodeState.FETCHING, NodeState.LOADING)
+            and self.now - node.worker.progressed <= patience
             for node in self.nodes.values()
         )
 

@@ -35,7 +35,7 @@ class Transfers:
     times: TransferTimes = field(default_factory=TransferTimes)
     uploads: Uploads = field(init=False)
     downloads: Downloads = field(init=False)
-    moved: float = -math.inf  # when the last block of a vector was sent, or came
+    moved: float = -math.inf  # when the last block of a vector was sent, or came, or all of one was there
 
     def __post_init__(self) -> None:
         self.uploads, self.downloads = Uploads(self.pool), Downloads(self.times)
@@ -128,6 +128,7 @@ class Transfers:
     def received(self, node: Node, message: m.Received, now: float) -> list[Event]:
         """Notes that a worker has an adapter, or sends a damaged one again. Raises WireError when too many were."""
         seconds, version = self.times.end("down", node.name, message.stream, now)
+        self.moved = now
         worker = node.worker
         if message.whole:
             node.silences = 0

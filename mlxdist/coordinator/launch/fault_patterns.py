@@ -110,7 +110,7 @@ MLXDIST_MISSING = Pattern(
     "mlxdist missing",
     r"No module named '?mlxdist\b|No package metadata was found for",
     "its interpreter has no mlxdist, or not all that it needs",
-    "Type mlxdist sync --hosts hosts.toml, or launch with --sync",
+    "Type mlxdist sync --hosts hosts.toml run.toml, or launch with --sync",
 )
 
 COMMAND_PATTERNS = (

@@ -18,6 +18,7 @@ from mlxdist.coordinator.launch.fault_patterns import (
 )
 from mlxdist.coordinator.launch.ssh import Answer, Target
 from mlxdist.protocol.untrusted import quoted
+from mlxdist.protocol.versions import CODE
 
 SSH_FAILED = 255  # the exit code of ssh itself
 NOT_FOUND, NOT_RUN = 127, 126  # exit codes of sh
@@ -67,7 +68,7 @@ def command_finding(answer: Answer, interpreter: str) -> Finding | None:
         return Finding(
             "interpreter missing",
             f"there is no Python that its user may run at {quoted(interpreter)}",
-            "Type mlxdist sync --hosts hosts.toml (or launch with --sync), or set python for it in hosts.toml",
+            "Type mlxdist sync --hosts hosts.toml run.toml (or launch with --sync), or set python for it in hosts.toml",
         )
     return None
 
@@ -88,16 +89,17 @@ def talk_finding(answer: Answer) -> Finding | None:
 
 def version_finding(here: Mapping[str, str], there: Mapping[str, str]) -> Finding | None:
     """Returns a finding for packages of other versions than the coordinator's, by name and version."""
-    other = [f"{name} {quoted(there.get(name) or 'missing', 40)}" for name in here if there.get(name) != here[name]]
+    labels = {name: "mlxdist with code" if name == CODE else name for name in here if there.get(name) != here[name]}
+    other = [f"{label} {quoted(there.get(name) or 'missing', 40)}" for name, label in labels.items()]
     if not other:
         return None
     if not there.get("mlxdist"):
         return _made(MLXDIST_MISSING, (), {})
-    wanted = ", ".join(f"{name} {here[name]}" for name in here if there.get(name) != here[name])
+    wanted = ", ".join(f"{label} {here[name]}" for name, label in labels.items())
     return Finding(
         "other version",
         f"it has {', '.join(other)}, and the coordinator {wanted}",
-        "Type mlxdist sync --hosts hosts.toml, or launch with --sync",
+        "Type mlxdist sync --hosts hosts.toml run.toml, or launch with --sync",
     )
 
 

@@ -134,7 +134,7 @@ def judged(target: Target, answer: Answer, interpreter: str, folders: Sequence[s
         blocks = Finding(
             "interpreter",
             f"its interpreter failed: {last}",
-            "Type mlxdist sync --hosts hosts.toml, or launch with --sync",
+            "Type mlxdist sync --hosts hosts.toml run.toml, or launch with --sync",
         )
     if blocks is None:
         blocks = version_finding(versions(), seen.versions)

@@ -18,6 +18,7 @@ QUIET_SHARE = 0.05  # of the time since the start: an hour's run is silent for t
 LONG_SECONDS = 30.0  # of work without a line, after which it is said; then after twice as long, and so on
 UNUSUAL = 3.0  # times as long as steps usually take
 REMEMBERED = 32  # steps
+COMING = ("connecting", "loading")  # states of a node on its way
 
 
 class PlainDisplay:
@@ -30,7 +31,8 @@ class PlainDisplay:
         self._trains = False  # a step was told: the stages between steps are no news
         self._patience = LONG_SECONDS
         self._seconds: deque[float] = deque(maxlen=REMEMBERED)  # of the last steps
-        self._known: set[str] = set()  # the nodes that were ready once
+        self._met: set[str] = set()  # the nodes of which something was told
+        self._known: set[str] = set()  # those that were ready once
         self._ended = False
         self._lock = threading.RLock()
 
@@ -89,7 +91,9 @@ class PlainDisplay:
             done = self._picture.busy_progress
             part = f" ({done:.0%})" if done is not None else ""
             usual = f", usually {duration_phrase(median(self._seconds))}" if self._in_a_step() else ""
-            self.say(f"… {self._picture.busy}{part}, {duration_phrase(long)} so far{usual}")
+            rows = () if self._trains else self._picture.nodes.items()
+            coming = "".join(f"; {name}: {row.message or row.state}" for name, row in rows if row.state in COMING)
+            self.say(f"… {self._picture.busy}{part}, {duration_phrase(long)} so far{usual}{coming}")
 
     def _sentence(self, event: Event, changed: bool) -> str | None:
         """Returns the line that an event is worth; it has `changed` what the run is busy with."""
@@ -107,8 +111,11 @@ class PlainDisplay:
         return news_in(event)
 
     def _comes_up(self, event: Event) -> bool:
-        """Says whether a node is new and on its way; the coming and going of its work is no news."""
-        return event.get("state") not in ("busy", "ready") and event.get("name") not in self._known
+        """Says whether a node that was not ready yet is new, is refused, or joins a run that trains."""
+        name, state = event.get("name"), event.get("state")
+        if name in self._known or state == "busy":
+            return False
+        return self._trains if state == "ready" else name not in self._met or state not in COMING
 
     def _is_due(self, step: int) -> bool:
         if step % self._report_every == 0 or step in (1, self._picture.total_steps):
@@ -129,8 +136,10 @@ class PlainDisplay:
             yield event
 
     def _remember(self, event: Event) -> None:
-        if event.get("event") == "node" and event.get("state") == "ready":
-            self._known.add(str(event.get("name")))
+        if event.get("event") == "node":
+            self._met.add(str(event.get("name")))
+            if event.get("state") == "ready":
+                self._known.add(str(event.get("name")))
         if event.get("event") == "train":
             self._seconds.append(event.get("seconds") or 0.0)
 

@@ -84,7 +84,7 @@ class ModelStore:
     def copy_elsewhere(self, file: ModelFile) -> Path | None:
         """Returns a file with the same bytes in the hub's cache or in another model; None: this disk has none."""
         seen = set[Path]()
-        for path in _candidates(self.folder.parent, file.name):
+        for path in _candidates(self.folder, file.name):
             with suppress(OSError):
                 path = path.resolve()
                 if path not in seen and path.stat().st_size == file.size and sha256(path) == file.sha256:
@@ -169,11 +169,12 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _candidates(models: Path, name: str) -> Iterator[Path]:
+def _candidates(here: Path, name: str) -> Iterator[Path]:
+    """Yields the files of a name in the hub's cache, and in the models beside the folder `here`."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     yield from Path(HF_HUB_CACHE).glob(f"models--*/snapshots/*/{name}")
-    yield from models.glob(f"*/{name}")
+    yield from (path for path in here.parent.glob(f"*/{name}") if path.parent != here)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import pytest
 
 from mlxdist.coordinator.launch.findings import Finding, finding, talk_finding, version_finding
 from mlxdist.coordinator.launch.ssh import Answer, Target
+from mlxdist.protocol.versions import CODE
 from tests.coordinator.launch.recorded_ssh import BANNER, COMMAND_FAILED, SSH_FAILED
 
 MINI = Target("mini-1", "ada")
@@ -134,6 +135,9 @@ def test_other_versions_are_named_on_both_sides() -> None:
     assert "mlx 0.31.0" in found.what
     assert "mlx 0.32.4" in found.what
     assert "mlxdist" not in found.what.replace("mlxdist sync", "")
+    code = version_finding({**here, CODE: "0a1b"}, {**here, CODE: "2c3d"})
+    assert code is not None
+    assert code.what == "it has mlxdist with code 2c3d, and the coordinator mlxdist with code 0a1b"
     missing = version_finding(here, {})
     assert missing is not None
     assert missing.kind == "mlxdist missing"

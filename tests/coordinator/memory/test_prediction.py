@@ -94,15 +94,15 @@ def test_a_hybrid_in_chunks_takes_what_is_predicted_within_a_fifth(architecture:
     assert all(0.8 < ratio < 1.2 for ratio in ratios.values()), ratios
 
 
-def test_a_hybrid_in_chunks_needs_less_memory_than_token_by_token_and_grows_less_with_the_row() -> None:
+def test_a_hybrid_in_chunks_is_predicted_far_below_the_recurrent_form_that_keeps_every_state() -> None:
     chunked = ModelShape(8, 512, 4, 512, 256, 1024, 1024, False, state_layers=8, state=65536, state_values=512)
-    peaks = [
-        [peak(shape, LeafSize(n, n), segment_size=WHOLE_GRAPH, head_chunk=64) for n in (2048, 4096)]
-        for shape in (chunked, replace(chunked, chunked=False))
-    ]
-    assert peaks[1][0] > 6 * peaks[0][0]
-    growth = [sizes[1] / sizes[0] for sizes in peaks]  # from 2,048 to 4,096 tokens
-    assert growth[0] < 2.4 < 2.7 < growth[1]
+    recurrent = replace(chunked, chunked=False)
+    for segment_size in (WHOLE_GRAPH, 1):
+        few, many = (
+            peak(s, LeafSize(2048, 2048), segment_size=segment_size, head_chunk=64) for s in (chunked, recurrent)
+        )
+        assert many > 5 * few
+        assert many - few > 2048 * chunked.state * 4
 
 
 @pytest.mark.slow

@@ -148,6 +148,31 @@ def test_a_nodes_loss_and_return_are_told_and_how_it_comes_up_but_not_its_daily_
     assert lines(stream) == ["mini-1: loading", "mini-1: dead, no heartbeat for 15 s", "mini-1: ready"]
 
 
+def test_nodes_that_come_up_have_a_line_each_and_what_they_wait_for_is_told_when_it_takes_long(
+    plain: PlainDisplay, clock: FakeClock, stream: io.StringIO
+) -> None:
+    plain.take(stage("starting 2 nodes"))
+    for name in ("a", "b"):
+        plain.take(node(name, "connecting", "connected"))
+        plain.take(node(name, "loading", "hashing the model's files"))
+        plain.take(node(name, "loading", "loading the model"))
+    plain.take(node("a", "ready"))
+    plain.take(node("b", "refused", "too small"))
+    assert lines(stream)[1:] == ["a: connected", "b: connected", "b: too small"]
+    plain.take(node("c", "connecting", "connected"))
+    pass_time(plain, clock, 30)
+    assert lines(stream)[-1] == "… starting 2 nodes, 30 s so far; c: connected"
+
+
+def test_a_node_that_joins_a_run_is_told_when_it_comes_and_when_it_can_work(
+    plain: PlainDisplay, stream: io.StringIO
+) -> None:
+    plain.take(train(1))
+    for state in ("connecting", "loading", "ready", "busy", "ready"):
+        plain.take(node("late", state))
+    assert lines(stream)[1:] == ["late: connecting", "late: ready"]
+
+
 def test_the_time_left_stands_behind_a_step(plain: PlainDisplay, clock: FakeClock, stream: io.StringIO) -> None:
     steps_of(plain, clock, 50, 2.0)
     assert lines(stream)[1].endswith("a step, about 1 min 20 s left")

@@ -99,11 +99,11 @@ def test_looks_go_on_with_what_is_new_and_begin_again_with_a_file_that_was_repla
         while 6 not in found:
             found += steps_in(run.look())
         assert found == [5, 6]
-        (path / "aside").write_text(step_line(1) + "\n")
+        (path / "aside").write_text("".join(f"{step_line(number)}\n" for number in range(1, 99)))  # a longer one
         (path / "aside").replace(RunFolder(path).metrics_jsonl)
         while not (look := run.look()).whole:
             assert steps_in(look) == []
-        assert steps_in(look) == [1]
+        assert steps_in(look) == [*range(1, 99)]
 
 
 def test_a_run_is_watched_until_it_tells_its_end_and_the_script_ends_with_the_watching(tmp_path: Path) -> None:
