@@ -182,5 +182,6 @@ class Sessions:
         lines = [
             json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines() if "step" in line
         ]
-        lines = [line for line in lines if line["event"] != "stage"]  # that steps are taken again is said
+        # That steps are taken again is said; the work of nodes is told no more often than once a second.
+        lines = [line for line in lines if line["event"] not in ("stage", "work")]
         return [{key: line[key] for key in TOLD if key in line} for line in lines]
