@@ -53,8 +53,8 @@ def measure(method: str, path: str, length: int, free: float) -> dict[str, Any]:
     model = tiny_model("llama", **SHAPE)
     add_lora(model, rank=8)
     adapter = sum(value.size for value in _trainable(model).values())
-    tokens = length * (2 if method == "dpo" else 1)
-    size = memory.LeafSize(length, tokens, tokens, adapter)
+    rows = 2 if method == "dpo" else 1
+    size = memory.LeafSize(length, rows * length, rows * length, adapter)
     shape = memory.model_shape(SHAPE)
     segment, chunk = 0, HEAD_CHUNK
     if path == AUTO:
@@ -80,20 +80,21 @@ def measure(method: str, path: str, length: int, free: float) -> dict[str, Any]:
         predicted = memory.peak(shape, size, segment_size=segment, head_chunk=chunk)
         cell |= {"segment_size": segment, "head_chunk": chunk, "predicted_mb": round(predicted / MB, 1)}
         if segment == 1:
-            parts = law_bytes(model, one_layer(model, length, HIDDEN), length, size.batches, HIDDEN, chunk, VOCABULARY)
+            layer = one_layer(model, length, HIDDEN, rows)
+            parts = law_bytes(model, layer, length, rows, HIDDEN, chunk, VOCABULARY)
             cell["law_mb"] = round(parts / MB, 1)
     return cell
 
 
-def one_layer(model: Any, length: int, hidden: int) -> int:
-    """Returns the peak bytes of plain autograd through one layer alone, without our code."""
+def one_layer(model: Any, length: int, hidden: int, rows: int = 1) -> int:
+    """Returns the peak bytes of plain autograd through one layer alone, over rows of `length`, without our code."""
     import mlx.core as mx
     from mlx.utils import tree_flatten, tree_unflatten
 
     layer = model.layers[1]
     mx.eval(model.parameters())
     names, values = zip(*tree_flatten(layer.trainable_parameters()), strict=True)
-    border = mx.random.normal((1, length, hidden))
+    border = mx.random.normal((rows, length, hidden))
 
     def forward(*arrays: mx.array) -> list[mx.array]:
         layer.update(tree_unflatten(list(zip(names, arrays[1:], strict=True))))
@@ -109,10 +110,10 @@ def one_layer(model: Any, length: int, hidden: int) -> int:
     return int(mx.get_peak_memory() - before)
 
 
-def law_bytes(model: Any, layer: int, length: int, batches: int, hidden: int, head_chunk: int, vocabulary: int) -> int:
+def law_bytes(model: Any, layer: int, length: int, rows: int, hidden: int, head_chunk: int, vocabulary: int) -> int:
     """Returns the bytes that segments of one layer may hold: one layer, a chunk of logits, the borders, the adapter."""
     adapter = sum(value.size for value in _trainable(model).values())
-    borders = batches * len(model.layers) * length * hidden
+    borders = rows * len(model.layers) * length * hidden
     return layer + 4 * (head_chunk * vocabulary + borders + adapter)
 
 
@@ -132,23 +133,32 @@ def _work(model: Any, method: str, path: str, length: int, segment: int, chunk: 
     """Returns the gradient of one leaf on `path`, as a call."""
     import mlx.core as mx
     import mlx.nn as nn
+    import numpy as np
 
     from mlxdist.node.backward.backward import GradientPath, backward, score
     from mlxdist.node.backward.events import gathered
     from mlxdist.node.backward.grad_checkpoint import checkpointed
+    from mlxdist.node.backward.layout import pack
+    from mlxdist.protocol.leaves import Row
     from scripts.plain_gradient import padded_rows, plain_gradient, plain_sums
 
     def rows(seed: int) -> Any:
         return padded_rows(seed, [length + 1], [length], VOCABULARY)
 
+    def packed(*batches: Any) -> list[Any]:
+        """The same rows as a node takes them: one item, packed."""
+        ids = [np.append(batch.inputs[0], batch.targets[0, -1]) for batch in batches]
+        return [pack([tuple(Row(0, each, np.ones(len(each), np.uint8)) for each in ids)])]
+
     batches = [rows(1), rows(2)] if method == "dpo" else [rows(1)]
 
     def loss(sums: list[mx.array]) -> mx.array:
+        of_rows = mx.concatenate(sums)
         if method == "sft":
-            return -sums[0].sum()
+            return -of_rows.sum()
         if method == "dpo":
-            return -nn.log_sigmoid(0.1 * (sums[0] - sums[1])).sum()
-        return (1 - mx.sigmoid(0.1 * (sums[0] + 10.0 * length - 0.5))).sum()
+            return -nn.log_sigmoid(0.1 * (of_rows[0] - of_rows[1]))
+        return (1 - mx.sigmoid(0.1 * (of_rows + 10.0 * length - 0.5))).sum()
 
     def plain() -> object:
         if method == "kto":
@@ -162,8 +172,8 @@ def _work(model: Any, method: str, path: str, length: int, segment: int, chunk: 
     def ours() -> object:
         taken = GradientPath(segment_size=segment)
         if method == "kto":
-            score(model, rows(3), head_chunk=chunk, path=taken)
-        return gathered(backward(model, batches, loss, head_chunk=chunk, path=taken))
+            score(model, *packed(rows(3)), head_chunk=chunk, path=taken)
+        return gathered(backward(model, packed(*batches), loss, head_chunk=chunk, path=taken))
 
     return {PLAIN: plain, CHECKPOINT: checkpoint}.get(path, ours)
 

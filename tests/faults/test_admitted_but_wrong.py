@@ -58,7 +58,7 @@ def test_a_node_whose_workers_lie_in_every_way_is_put_out_and_the_run_has_the_bi
     restarts = [message for message in said if "; its worker is restarted" in message]
     causes = [
         r"NaN or Inf in (leaf|leaves) .*of step \d.*, which it did not say",
-        r"it sent what makes no sense: the answer to leaf \d has \d+ bytes in \d columns for 1 rows, where \d columns",
+        r"it sent what makes no sense: the answer to leaf \d has \d+ bytes in \d columns for \d+ rows",
         r"it sent what makes no sense: 3 vectors in a row arrived damaged",
     ]
     assert len(restarts) == 3, said

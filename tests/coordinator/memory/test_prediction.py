@@ -120,7 +120,7 @@ def test_a_segment_of_one_layer_holds_no_more_than_a_layer_a_chunk_the_borders_a
     above, _ = measured(1, rows, False, length, chunk)
     model = tiny_model("llama", **CONFIG)
     add_lora(model, rank=8)
-    layer = one_layer(model, length, hidden=128)
+    layer = one_layer(model, length, hidden=128, rows=rows)
     parts = law_bytes(model, layer, length, rows, hidden=128, head_chunk=chunk, vocabulary=8192)
     assert above < 1.2 * parts
     whole, _ = measured(WHOLE_GRAPH, rows, False, length, chunk)
