@@ -122,7 +122,8 @@ class Desk:
         """Types `mlxdist launch` on a Mac. The run is in a folder of this name."""
         config = config_of(self.model, self.folder / name, "sft", steps=steps)
         lines = [
-            f'model = "{config.model}"\noutput = "{name}"\ndata = "{config.data.path}"\n[batch]\nsize = 8',
+            f'model = "{config.model}"\noutput = "{name}"\ndata = "{config.data.path}"',
+            f'[batch]\nsize = {config.batch.size}\norder = "{config.batch.order}"',
             f"[lora]\nrank = 4\n[train]\nsteps = {steps}\nlearning_rate = 1e-2\neval_every = 0\nsave_every = 1",
         ]
         (self.folder / f"{name}.toml").write_text("\n".join(lines))
