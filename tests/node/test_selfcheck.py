@@ -113,6 +113,6 @@ def test_the_command_prints_one_json_object_and_this_machine_holds() -> None:
     )
     measured = json.loads(done.stdout)
     assert (done.returncode, measured["faults"]) == (0, [])
-    assert set(measured["bit_classes"]) == {"dense", "padded", "MoE", "4-bit", "bf16"}
+    assert set(measured["bit_classes"]) == {"dense", "packed", "MoE", "4-bit", "bf16"}
     assert measured["gemm"]["relative_error"] < 1e-6
     assert len(HEADER.split("|")) == len(row(measured).split("|"))
