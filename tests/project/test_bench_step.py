@@ -15,8 +15,9 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The output for one pair with the tiny model and leaves of two rows, run outside the project folder."""
-    command = [sys.executable, str(SCRIPT), "--tiny", "--pairs", "1", "--steps", "2", "--batch", "3", "--micro", "2"]
+    """The output for one pair with the tiny model and small leaves, run outside the project folder."""
+    small = ["--tiny", "--pairs", "1", "--steps", "2", "--batch", "3", "--leaf-tokens", "64"]
+    command = [sys.executable, str(SCRIPT), *small]
     done = subprocess.run(
         command, cwd=tmp_path_factory.mktemp("elsewhere"), capture_output=True, text=True, timeout=240, check=False
     )
