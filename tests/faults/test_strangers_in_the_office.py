@@ -148,6 +148,8 @@ def test_a_mac_joins_by_the_commands_that_are_printed(
 def test_nodes_on_this_machine_have_keys_too_and_no_secret_is_written_anywhere(
     nodes: OfficeNodes, launchable: Callable[..., str], tmp_path: Path
 ) -> None:
+    for name in list(nodes.processes):
+        nodes.end(name)  # a waiting one would take the place of a new one
     said = launchable('nodes = [{host = "localhost"}, {host = "localhost"}]')
     assert "localhost: connected" in said
     texts = [said, *(path.read_text(errors="replace") for path in (tmp_path / "run").rglob("*.[ljt]*"))]

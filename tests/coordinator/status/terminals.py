@@ -123,6 +123,12 @@ class Tmux:
                 return screen
             time.sleep(0.1)  # between two looks
 
+    def ended(self) -> list[str]:
+        """Returns the screen once the program has ended; tmux may notice its end before it says so on the screen."""
+        while self.do("list-panes", "-F", "#{pane_dead}").strip() != "1":
+            time.sleep(0.1)  # between two looks
+        return self.screen()
+
 
 def tmux_path() -> str:
     """Returns where tmux is; "" where there is none."""

@@ -138,7 +138,7 @@ def test_tmux_shows_one_calm_screen_at_any_size_and_nothing_of_the_ones_before(r
             assert [line.split()[0] for line in screen[-3:]] == ["mini-1", "mini-2", "mini-3"]
             assert any("mini-3: dead" in line for line in screen) or height == 12  # the last sentence, where it fits
         add(run, DONE)
-        last = window.until("Pane is dead")
+        last = window.ended()
         assert any("all 8 steps are done" in line for line in last)
         assert sum("my-rows" in line for line in last) == 1, last
         assert any("mini-3: dead, not heard for 15 s" in line for line in last)
