@@ -10,6 +10,8 @@ from tests.processes.bed_cluster import MADE, NAMES, BedCluster
 
 pytestmark = pytest.mark.slow
 
+REACHED = ("ok", "warning")  # levels of a network that is open; a busy machine has a slow one
+
 
 def with_other_mlx(cluster: BedCluster) -> str:
     """Returns an interpreter that finds another version of mlx installed."""
@@ -30,7 +32,7 @@ def test_a_healthy_cluster_has_no_finding_but_the_shell_that_talks(cluster: BedC
     notes = {
         (name, one["name"], one["level"]) for name, checks in found.items() for one in checks.values() if one["what"]
     }
-    notes -= {(name, "network", "warning") for name in NAMES}  # a busy machine has a slow network
+    notes -= {(name, "network", REACHED[1]) for name in NAMES}
     assert notes == {("mini-3", "shell", "warning")}
     assert {"ssh", "shell", "Python", "versions", "model", "memory", "disk", "clock", "network", "Metal"} <= set(
         found[MADE]
@@ -79,7 +81,7 @@ def test_every_planted_fault_is_found_with_its_cure_and_blocks(cluster: BedClust
         ("no-port", "network", "port blocked"),
         ("no-ssh", "ssh", found["no-ssh"]["ssh"]["value"]),
     }
-    assert found["through-ssh"]["network"]["level"] == "ok"
+    assert found["through-ssh"]["network"]["level"] in REACHED
     assert "mlx 0.1.0" in found["other-mlx"]["versions"]["what"]
     assert f":{PORT + 1}" in found["no-port"]["network"]["what"]
     assert found["other-mlx"]["shell"]["level"] == "warning"
@@ -93,4 +95,4 @@ def test_a_port_of_the_coordinator_that_is_in_use_is_said(cluster: BedCluster) -
         code, found = cluster.doctor(cluster.hosts("used.toml", {MADE: {}}))
     assert code == 1
     assert found["coordinator"]["network"]["value"] == "port in use"
-    assert found[MADE]["network"]["level"] == "ok"
+    assert found[MADE]["network"]["level"] in REACHED
