@@ -11,11 +11,10 @@ from mlxdist.coordinator.html_report.private import Private
 from mlxdist.coordinator.overview.find import FoundRun, run_in, saved_settings
 from mlxdist.coordinator.report.goodput import LostTime, lost_seconds, lost_time
 from mlxdist.coordinator.report.history import events
+from mlxdist.coordinator.report.node_states import LOST, TROUBLE, is_loss
 from mlxdist.coordinator.storage.run_folder import RunFolder
 from mlxdist.coordinator.storage.saved_adapters import SavedAdapter, all_adapters
 from mlxdist.protocol.errors import UserError
-
-LOSSES = ("dead", "left")  # states of a node that does not work any more
 
 COMPUTED = ("leaf", "copy")  # rows of a node's work that are leaves of a step
 
@@ -118,7 +117,7 @@ def troubles_of(told: Sequence[Mapping[str, Any]], costs: Mapping[int, float]) -
     """Yields the steps that were disturbed, with the nodes that were in trouble since the step before."""
     nodes: list[str] = []
     for event in told:
-        if event["event"] == "node" and (event["state"] in (*LOSSES, "suspect") or event.get("leaves")):
+        if event["event"] == "node" and (event["state"] in TROUBLE or event.get("leaves")):
             nodes.append(event["name"])
         elif event["event"] == "train":
             if event.get("disturbed"):
@@ -134,8 +133,7 @@ def nodes_of(told: Sequence[Mapping[str, Any]], troubles: Sequence[Trouble]) -> 
         if event["event"] == "node":
             node = nodes.setdefault(event["name"], NodeFacts(event["name"]))
             before, node.state = node.state, event["state"]
-            gone = node.state in LOSSES or (node.state == "connecting" and before in ("ready", "busy", "suspect"))
-            node.losses += gone and before not in LOSSES
+            node.losses += is_loss(before, node.state) and before not in LOST
             node.leaves_moved += sum(stop - start for start, stop in event.get("leaves", ()))
         elif event["event"] == "work":
             for name, work in event.get("nodes", {}).items():

@@ -18,13 +18,13 @@ from rich.table import Table
 from rich.text import Text
 
 from mlxdist.coordinator.report.format import duration_phrase, left_phrase, rate_phrase
+from mlxdist.coordinator.report.node_states import WORKING
 from mlxdist.coordinator.report.picture import NodeRow, Picture
 from mlxdist.coordinator.report.sparkline import sparkline
 
 STYLES = MappingProxyType(
     {"ready": "green", "busy": "green", "suspect": "yellow", "dead": "red", "left": "red", "refused": "red"}
 )
-WORKING = ("ready", "busy")
 LEAST_CURVE, MOST_CURVE = 8, 60  # signs of a curve
 COLUMNS: Mapping[str, tuple[int, Callable[[NodeRow], str]]] = MappingProxyType(  # the first ones stay the longest
     {

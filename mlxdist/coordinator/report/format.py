@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 
 from mlxdist.coordinator.cluster.timeline import NodeWork
 from mlxdist.coordinator.report.goodput import LostTime, Redone
-
-TROUBLE = ("suspect", "dead", "left")  # states of a node that a person wants to know of
+from mlxdist.coordinator.report.node_states import TROUBLE
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 
 from mlxdist.coordinator.cluster.events import NodeNews
+from mlxdist.coordinator.report.node_states import WORKING, is_loss
 
-WORKING = ("ready", "busy")
 QUIET_SECONDS, MOST_QUIET_SECONDS = 60.0, 3600.0  # after a node's small trouble was told: the first time, and at most
 
 
@@ -31,7 +31,7 @@ class NewsFilter:
         if before == (state, news.message):
             return None
         self._last[name] = (state, news.message)
-        gone = state in ("dead", "left") or (state == "connecting" and before[0] in (*WORKING, "suspect"))
+        gone = is_loss(before[0], state)
         small = not gone and (state == "suspect" or bool(news.action))
         back = name in self._missed and state in WORKING
         stays = gone or back or (small and self._may_tell(name, now))

@@ -5,10 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlxdist.coordinator.report.format import TROUBLE
 from mlxdist.coordinator.report.goodput import StepTime, lost_seconds
+from mlxdist.coordinator.report.node_states import is_loss
 
-WORKING = ("ready", "busy", "suspect")  # a node that then connects again has lost its worker
 MOST = 500  # that are kept, the last ones
 NEAR = 200  # steps on each side among which the undisturbed ones are looked for
 
@@ -44,7 +43,7 @@ class Troubles:
         if state == "ready":
             for trouble in mine:
                 trouble.back = wall
-        elif state in TROUBLE or (state == "connecting" and before in WORKING):
+        elif state == "suspect" or is_loss(before, state):
             now = Trouble(name, state, event["cause"], event["action"], event["leaves"], wall)
             if mine and mine[-1].step is None and not now.leaves:  # one thing that is told in two lines
                 mine[-1].state = state
