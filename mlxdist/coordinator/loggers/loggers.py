@@ -89,7 +89,7 @@ class Logger:
     name: str
     process: subprocess.Popen[bytes]
     log: Path  # of all that it prints
-    life: int  # a descriptor: closed when the run is over
+    run_pipe: int  # a descriptor: closed when the run is over
     tells: int  # a descriptor: its messages
     step: int = 0  # the last one that it has logged
     reader: threading.Thread | None = None
@@ -107,7 +107,7 @@ class Logger:
 
     def release(self) -> None:
         """Lets it finish."""
-        os.close(self.life)
+        os.close(self.run_pipe)
 
     def wait(self, seconds: float, of: float, last_step: int) -> None:
         """Waits until it has ended; after `seconds` ends it, with all that it has started. `of`: as it is told."""
@@ -148,9 +148,9 @@ def start_logger(name: str, run: RunFolder, environ: Mapping[str, str]) -> Logge
     """Starts the process of a logger in a session of its own, without a standard input. Raises OSError."""
     run.logs.mkdir(exist_ok=True)
     log = run.logs / f"{name}.log"
-    life_read, life = os.pipe()
+    run_read, run_pipe = os.pipe()
     tells, tell_write = os.pipe()
-    command = [sys.executable, "-m", MODULE, name, str(run.path), str(life_read), str(tell_write)]
+    command = [sys.executable, "-m", MODULE, name, str(run.path), str(run_read), str(tell_write)]
     try:
         with log.open("ab") as output:
             process = subprocess.Popen(
@@ -159,17 +159,17 @@ def start_logger(name: str, run: RunFolder, environ: Mapping[str, str]) -> Logge
                 stdout=output,
                 stderr=output,
                 env=dict(environ),
-                pass_fds=(life_read, tell_write),
+                pass_fds=(run_read, tell_write),
                 start_new_session=True,
             )
     except OSError:
-        os.close(life)
+        os.close(run_pipe)
         os.close(tells)
         raise
     finally:
-        os.close(life_read)
+        os.close(run_read)
         os.close(tell_write)
-    logger = Logger(name, process, log, life, tells)
+    logger = Logger(name, process, log, run_pipe, tells)
     logger.reader = threading.Thread(target=logger.read, name=f"logger {name}", daemon=True)
     logger.reader.start()
     return logger

@@ -76,10 +76,10 @@ def new_events(log: EventLog) -> Iterator[dict[str, Any]]:
         yield from (line.event for line in lines if is_whole(line.event))
 
 
-def follow(service: Service, log: EventLog, place: Place, life: int, tell: int) -> str | None:
+def follow(service: Service, log: EventLog, place: Place, run_pipe: int, tell: int) -> str | None:
     """Logs events until the run has told its end, or its coordinator is gone. Returns the end's status."""
     while True:
-        over = bool(select.select([life], [], [], LOOK_SECONDS)[0])  # before the last events are read
+        over = bool(select.select([run_pipe], [], [], LOOK_SECONDS)[0])  # before the last events are read
         if over:
             signal.alarm(ALONE_SECONDS)
         status, logged = None, False
@@ -98,9 +98,9 @@ def follow(service: Service, log: EventLog, place: Place, life: int, tell: int) 
             return status
 
 
-def main(name: str, folder: str, life: int, tell: int) -> int:
+def main(name: str, folder: str, run_pipe: int, tell: int) -> int:
     """Runs one logger to its end. Returns the exit code."""
-    for descriptor in (life, tell):
+    for descriptor in (run_pipe, tell):
         os.set_inheritable(descriptor, False)  # a process that a library starts does not hold them open
     os.nice(NICE)
     run = RunFolder(Path(folder))
@@ -110,7 +110,7 @@ def main(name: str, folder: str, life: int, tell: int) -> int:
             place = place_of(run.state / f"{name}.json")
             service = SERVICES[name](Opened(run.path, run.path.name, place.id, place.again, settings_of(run)))
             place.save()
-            status = follow(service, EventLog(run.metrics_jsonl), place, life, tell)
+            status = follow(service, EventLog(run.metrics_jsonl), place, run_pipe, tell)
             service.close(succeeded=status == "done")
     except Exception as error:
         traceback.print_exc()
