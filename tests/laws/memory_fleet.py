@@ -1,5 +1,6 @@
 """A fleet in one process with real engines, and rows of a list, for laws about whole runs."""
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from mlxdist.coordinator.training.initial_adapter import draw
 from mlxdist.coordinator.training.state import State
 from mlxdist.node.work.engine import Engine
 from mlxdist.protocol.leaves import Row
+from mlxdist.protocol.vectors import Vector
 from tests.coordinator.cluster.scripted_node import new_cluster
 from tests.coordinator.training.silent import Silent
 from tests.memory_cluster import RunningCluster
@@ -62,6 +64,18 @@ def train_sft(config: RunConfig, fleet: Fleet, nodes: int, items: "ListRows", to
     fleet.wait_for_nodes(nodes, nodes, 0.0)
     loop = Run(config, Sft(config, items, None), items, told, config.train.steps, fleet, told, told)  # type: ignore[arg-type]
     return train(loop, State(vector, no_moments(len(vector))))
+
+
+def adapter_of(config: RunConfig, engines: Sequence[Engine], rows: Sequence[Row]) -> Vector:
+    """The adapter after all steps of a run of SFT on these rows, with a node for each engine."""
+    with memory_fleet(config, engines) as fleet:
+        state = train_sft(config, fleet, len(engines), ListRows(rows), Silent())
+    return state.adapter
+
+
+def sha(vector: Vector) -> str:
+    """The SHA-256 of a vector's bytes."""
+    return hashlib.sha256(vector.tobytes()).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """The laws of training hold for hybrid models in chunks: the same bits on all nodes, the adapter of mlx-lm's form."""
 
-import hashlib
 import json
 from collections.abc import Callable
 from functools import cache
@@ -14,8 +13,7 @@ from mlxdist.coordinator.config.schema import BatchConfig, DataConfig, LoraConfi
 from mlxdist.node.work.engine import Engine
 from mlxdist.protocol.vectors import Vector
 from scripts.tiny_architectures import VOCABULARY, tiny_config, tiny_model
-from tests.coordinator.training.silent import Silent
-from tests.laws.memory_fleet import ListRows, make_row, memory_fleet, train_sft
+from tests.laws.memory_fleet import adapter_of, make_row, sha
 from tests.laws.preference_cases import case_of
 from tests.laws.preference_runs import train_here
 
@@ -58,15 +56,9 @@ def trained(hybrid: Path, engines: list[Engine]) -> Trained:
             train=TrainConfig(steps=2, learning_rate=1e-2, eval_every=0),
             memory=memory,
         )
-        with memory_fleet(config, engines[:nodes]) as fleet:
-            return train_sft(config, fleet, nodes, ListRows(rows), Silent()).adapter
-        raise AssertionError
+        return adapter_of(config, engines[:nodes], rows)
 
     return run
-
-
-def sha(vector: Vector) -> str:
-    return hashlib.sha256(vector.tobytes()).hexdigest()
 
 
 def test_the_adapter_has_the_same_bits_for_one_two_and_three_nodes(trained: Trained) -> None:

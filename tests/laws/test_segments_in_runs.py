@@ -1,6 +1,5 @@
 """The laws of training hold in segments too: the same bits for every number of nodes, the same adapter as whole."""
 
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,8 +9,7 @@ import pytest
 from mlxdist.coordinator.config.schema import BatchConfig, DataConfig, LoraConfig, MemoryConfig, RunConfig, TrainConfig
 from mlxdist.node.work.engine import Engine
 from mlxdist.protocol.vectors import Vector
-from tests.coordinator.training.silent import Silent
-from tests.laws.memory_fleet import ListRows, make_row, memory_fleet, train_sft
+from tests.laws.memory_fleet import adapter_of, make_row, sha
 from tests.laws.model_folder import VOCABULARY
 
 Trained = Callable[..., Vector]
@@ -36,15 +34,9 @@ def trained(model: Path, engines: list[Engine], tmp_path: Path) -> Trained:
             train=TrainConfig(steps=3, learning_rate=1e-2, eval_every=0),
             memory=memory,
         )
-        with memory_fleet(config, engines[:nodes]) as fleet:
-            return train_sft(config, fleet, nodes, ListRows(rows), Silent()).adapter
-        raise AssertionError
+        return adapter_of(config, engines[:nodes], rows)
 
     return run
-
-
-def sha(vector: Vector) -> str:
-    return hashlib.sha256(vector.tobytes()).hexdigest()
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
