@@ -35,7 +35,7 @@ def macs(tmp_path: Path) -> Iterator[OfficeNodes]:
 
 @pytest.fixture
 def by_avahi(macs: OfficeNodes, tmp_path: Path) -> Iterator[Mapping[str, Mapping[str, str]]]:
-    """What a command needs to find and announce by avahi, on one and on a."""
+    """The environment of a command that finds and announces by avahi, on one and on a."""
     with ExitStack() as stack:
         yield {name: stack.enter_context(avahi(macs.office, name, tmp_path / f"avahi-{name}")) for name in ("one", "a")}
 

@@ -9,7 +9,7 @@ from mlxdist.protocol.errors import UserError
 
 
 class Terminal(io.StringIO):
-    """What a person types, line by line."""
+    """The lines that a person types."""
 
     def isatty(self) -> bool:
         return True

@@ -47,7 +47,7 @@ def saved(step: int, *, best: bool = True) -> Event:
 
 
 def stage(message: str, **more: Any) -> Event:
-    """What the run is busy with; with `note` or `paused` a sentence."""
+    """The present work of the run; with `note` or `paused` a sentence."""
     return {"event": "stage", "message": message, **more}
 
 
