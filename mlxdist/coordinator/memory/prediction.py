@@ -152,7 +152,7 @@ def model_shape(config: Mapping[str, Any]) -> ModelShape:
 
 
 def peak(shape: ModelShape, leaf: LeafSize, *, segment_size: int, head_chunk: int) -> int:
-    """Returns the peak bytes of one leaf's gradient, above the model and its adapter, on the machine that needs most."""
+    """Returns the peak bytes of one leaf's gradient, above model and adapter, on the machine that needs most."""
     if shape.measured:
         return max(_measured_peak(each, shape, leaf, segment_size, head_chunk) for each in shape.measured)
     element = 2 if shape.half else 4
