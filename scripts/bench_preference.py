@@ -31,36 +31,9 @@ THREADS = "1"  # as in a node of mlxdist on Linux; the same for both sides
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 RANK, SCALE, BETA, RATE, MAX_LENGTH = 8, 1.0, 0.1, 5e-5, 1024
 LOSSES = {"dpo": "sigmoid", "kto": "kto"}
-WORDS = [
-    "the",
-    "of",
-    "and",
-    "to",
-    "in",
-    "is",
-    "that",
-    "for",
-    "it",
-    "as",
-    "was",
-    "with",
-    "be",
-    "by",
-    "on",
-    "not",
-    "he",
-    "his",
-    "but",
-    "at",
-    "are",
-    "this",
-    "have",
-    "from",
-    "or",
-    "had",
-    "an",
-    "they",
-]
+WORDS = (
+    "the of and to in is that for it as was with be by on not he his but at are this have from or had an they"
+).split()
 
 RUN_TOML = """
 model = {model}
