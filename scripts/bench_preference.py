@@ -31,9 +31,7 @@ THREADS = "1"  # as in a node of mlxdist on Linux; the same for both sides
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 RANK, SCALE, BETA, RATE, MAX_LENGTH = 8, 1.0, 0.1, 5e-5, 1024
 LOSSES = {"dpo": "sigmoid", "kto": "kto"}
-WORDS = (
-    "the of and to in is that for it as was with be by on not he his but at are this have from or had an they"
-).split()
+WORDS = "the of and to in is that for it as was with be by on not he his but at are this have from or had an they"
 
 RUN_TOML = """
 model = {model}
@@ -121,9 +119,9 @@ def _environment() -> dict[str, str]:
 def made_rows(method: str, count: int, prompt: int, response: int) -> list[str]:
     """Returns rows of random words, of about so many tokens: each word is one of SmolLM2's tokens."""
     draw = random.Random(0)
-    lines = []
+    words, lines = WORDS.split(), []
     for index in range(count):
-        asked, good, bad = (" ".join(draw.choices(WORDS, k=size)) for size in (prompt, response, response))
+        asked, good, bad = (" ".join(draw.choices(words, k=size)) for size in (prompt, response, response))
         row: dict[str, object] = {"prompt": [{"role": "user", "content": asked}], "chosen": good, "rejected": bad}
         if method == "kto":
             row = {"prompt": row["prompt"], "completion": good, "label": index % 2 == 0}
