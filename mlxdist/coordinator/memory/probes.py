@@ -5,7 +5,7 @@ One holds for a model, its LoRA layers, a kind of machine and the versions of ml
 
 import hashlib
 import platform
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from mlxdist.coordinator.config.run_spec import run_spec
 from mlxdist.coordinator.config.schema import RunConfig
 from mlxdist.coordinator.memory.measured import MeasuredModel, measured_model
 from mlxdist.coordinator.memory.model_files import ModelFiles
-from mlxdist.coordinator.memory.prediction import WHOLE_GRAPH, LeafSize, ModelShape, peak
+from mlxdist.coordinator.memory.prediction import WHOLE_GRAPH, LeafSize, ModelShape, model_shape, peak
 from mlxdist.coordinator.storage.run_folder import write_bytes
 from mlxdist.macos import chip
 from mlxdist.protocol.errors import SaveError
@@ -107,10 +107,22 @@ def believed(answer: ProbeAnswer, shape: ModelShape) -> MeasuredModel | None:
     return model if expected / MOST_RATIO <= found <= expected * MOST_RATIO else None
 
 
+def table_shape(config: RunConfig, files: ModelFiles) -> ModelShape:
+    """Returns the sizes of the run's model, as the table takes them. Raises KeyError where its configuration has none.
+
+    A measurement is judged by them.
+    """
+    return replace(model_shape(files.config), half=files.half, chunked=config.memory.gated_delta == "chunked")
+
+
 def remembered(
-    config: RunConfig, files: ModelFiles, shape: ModelShape, kinds: set[MachineKind], store: ProbeStore
+    config: RunConfig, files: ModelFiles, kinds: Collection[MachineKind], store: ProbeStore
 ) -> tuple[MeasuredModel, ...]:
     """Returns the model as all these kinds of machine have measured it; () unless all of them have."""
+    try:
+        shape = table_shape(config, files)
+    except KeyError:
+        return ()
     order = probe_order(config, shape)
     answers = [store.answer(probe_key(files, order, kind)) for kind in kinds]
     models = [believed(answer, shape) for answer in answers if answer is not None]
