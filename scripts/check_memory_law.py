@@ -57,7 +57,7 @@ def cells(
     from scripts.check_memory_model import known, wider
     from scripts.tiny_architectures import add_lora, model_of, tiny_config
 
-    values = wider(tiny_config(architecture, **SIZES.get(architecture, {})))
+    values = {**wider(tiny_config(architecture)), **SIZES.get(architecture, {})}
     values.get("text_config", values)["vocab_size"] = VOCABULARY
     table = model_shape({**known(architecture, values), "dtype": "float32"})
     model = model_of(architecture, values)

@@ -13,7 +13,7 @@ from mlxdist.coordinator.launch.quoting import path_word, words
 from mlxdist.coordinator.launch.roster import Roster
 from mlxdist.coordinator.launch.ssh import everywhere, run, target_of
 from mlxdist.coordinator.launch.workdir import interpreter_of
-from mlxdist.coordinator.memory.fit import Machine, free_bytes, memory_need, node_limits
+from mlxdist.coordinator.memory.fit import Machine, free_bytes, memory_need, node_limits, requested
 from mlxdist.coordinator.memory.measured import MeasuredModel
 from mlxdist.coordinator.memory.model_files import ModelFiles, find_model, read_model
 from mlxdist.coordinator.memory.prediction import WHOLE_GRAPH, ModelShape
@@ -89,7 +89,8 @@ def _worth_it(
         need = memory_need(config, files, rows, free / SPARE)
     except KeyError:
         return None
-    short = need.total > free / SPARE or need.settings.segment_size != WHOLE_GRAPH
+    cut = requested(config.memory)[0] is None and need.settings.segment_size != WHOLE_GRAPH
+    short = cut or need.total > free / SPARE
     return folder, files, table_shape(config, files), short or bool(need.shape.unmeasured)
 
 

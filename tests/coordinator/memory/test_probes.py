@@ -1,8 +1,6 @@
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from io import StringIO
 from pathlib import Path
-from types import MappingProxyType
 
 import msgspec
 import pytest
@@ -10,7 +8,6 @@ from rich.console import Console
 
 from mlxdist.coordinator.config.hosts import NodeSpec, local_hosts
 from mlxdist.coordinator.config.schema import BatchConfig, DataConfig, LoraConfig, MemoryConfig, RunConfig
-from mlxdist.coordinator.launch.looking import Seen
 from mlxdist.coordinator.launch.roster import Roster
 from mlxdist.coordinator.memory.fit import Machine, fit, kept_settings, memory_need
 from mlxdist.coordinator.memory.measured import MeasuredModel, measured_model
@@ -79,7 +76,8 @@ def test_a_measurement_is_remembered_for_the_same_model_and_kind_of_machine(tmp_
     for other in others:
         assert remembered(config, files, {other}, store) == ()
         assert remembered(config, files, {HERE, other}, store) == ()
-    for changed in (replace(config, lora=LoraConfig(rank=8)), config_of(model, gated_delta="recurrent")):
+    loras = (LoraConfig(rank=8), LoraConfig(rank=4, num_layers=1), LoraConfig(rank=4, target_modules=("q_proj",)))
+    for changed in (*(replace(config, lora=lora) for lora in loras), config_of(model, gated_delta="recurrent")):
         assert remembered(changed, files, {HERE}, store) == ()
     assert remembered(config, replace(files, config={**files.config, "hidden_size": 64}), {HERE}, store) == ()
     assert remembered(replace(config, output=tmp_path), files, {HERE}, store) != ()
@@ -177,10 +175,10 @@ class Told:
 
 
 def measured_with(
-    model: Path, store: ProbeStore, told: Told, *nodes: NodeSpec, seen: Mapping[str, Seen] = MappingProxyType({})
+    model: Path, store: ProbeStore, told: Told, *nodes: NodeSpec, **memory: object
 ) -> tuple[MeasuredModel, ...]:
-    config, machines = config_of(model), (LARGE, dict[str, Machine]())
-    return measured_on(config, [rows()], Roster(nodes, seen=seen), machines, store, told)  # type: ignore[arg-type]
+    config, machines = config_of(model, **memory), (LARGE, dict[str, Machine]())
+    return measured_on(config, [rows()], Roster(nodes), machines, store, told)  # type: ignore[arg-type]
 
 
 SHORT_OF_MEMORY = NodeSpec(name="a", host="localhost", memory_limit_gb=0.6)
@@ -189,6 +187,7 @@ SHORT_OF_MEMORY = NodeSpec(name="a", host="localhost", memory_limit_gb=0.6)
 def test_nothing_is_measured_where_memory_is_plenty(model: Path, tmp_path: Path) -> None:
     told = Told()
     assert measured_with(model, ProbeStore(tmp_path), told, *local_hosts(2).nodes) == ()
+    assert measured_with(model, ProbeStore(tmp_path), told, *local_hosts(1).nodes, segment_size=1) == ()
     assert measured_with(tmp_path, ProbeStore(tmp_path), told, SHORT_OF_MEMORY) == ()  # there is no model
     assert measured_with(model, ProbeStore(tmp_path), told) == ()  # all nodes join by hand
     assert (told.stages, told.notes, list(tmp_path.iterdir())) == ([], [], [])
