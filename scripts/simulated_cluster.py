@@ -27,7 +27,7 @@ from mlxdist.node.link.jobs import Result
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.leaves import Leaf, Row
 from mlxdist.protocol.transport import DATA, Parcel, Refusal
-from mlxdist.protocol.vectors import BLOCK_BYTES, BLOCK_ELEMENTS
+from mlxdist.protocol.vectors import BLOCK_BYTES, BLOCK_ELEMENTS, Vector
 from mlxdist.protocol.wire import Frames, decode, encode
 from scripts.simulated_links import DOWN, UP, Cable, Direction
 from scripts.simulated_nodes import SimulatedNode
@@ -69,6 +69,7 @@ class Office:
     one_by_one: bool = False  # the coordinator gets every message alone, as when it is never behind
     timing: TimingConfig = field(default_factory=TimingConfig)
     assigner: Assigner = assign
+    uneven: float = 0.0  # of the shares of the coordinator's cable, see simulated_links.py
     seed: int = 0
 
 
@@ -102,12 +103,14 @@ class SimulatedCluster:
         self.bytes = {UP: 0, DOWN: 0}
         self.nodes: dict[str, SimulatedNode] = {}
         self._random = np.random.default_rng(office.seed)
-        self._cables = {way: Direction(office.bytes_per_second) for way in (UP, DOWN)}
+        self._cables = {
+            way: Direction(office.bytes_per_second, uneven=office.uneven, random=self._random) for way in (UP, DOWN)
+        }
         self._due: list[tuple[float, int, _Due]] = []
         self._number = count()
         self._inbox: list[Parcel] = []
         self._partial = np.zeros(office.elements, np.float32)
-        self._began = 0.0
+        self._began, self._woken = 0.0, False
         versions = {name: version(name) for name in ("mlx", "mlx-lm")}
         spec = run_spec(RunConfig(model="none", output=Path(), data=DataConfig(path="none")))
         settings = ClusterSettings("simulated", 1, spec, versions, 1, timing=office.timing)
@@ -129,11 +132,11 @@ class SimulatedCluster:
         """The virtual time in seconds."""
         return self.now
 
-    def step(self, number: int, leaves: Iterable[Leaf]) -> StepResult:
+    def step(self, number: int, leaves: Iterable[Leaf], adapter: Vector | None = None) -> StepResult:
         """Takes one step, as the training loop does: the adapter down, the leaves, the partials up and summed."""
         began, before = self.now, dict(self.bytes)
-        self.fleet.send_adapter(number, np.zeros(self.office.elements, np.float32))
-        self.fleet.gradient(Request("gradient", number + 1, number, tuple(leaves)))
+        self.fleet.send_adapter(number, np.zeros(self.office.elements, np.float32) if adapter is None else adapter)
+        self.gradient, _ = self.fleet.gradient(Request("gradient", number + 1, number, tuple(leaves)))
         self.fleet.node_work(began)
         round_ = self.cluster.round
         assert round_ is not None
@@ -144,9 +147,10 @@ class SimulatedCluster:
     # ---- the hub
 
     def receive(self, timeout: float) -> list[Parcel]:
-        """Lets time pass until a message arrives, or for a part of a heartbeat's time."""
+        """Lets time pass until a message arrives, or for a part of a heartbeat's time; none when it was woken up."""
         until = self.now + self.office.timing.beat_seconds / 4
-        while not self._inbox:
+        woken, self._woken = self._woken, False
+        while not self._inbox and not woken:
             ends = [cables.next_end() for cables in self._cables.values()]
             then = min([*ends, until, *(time for time, *_ in self._due[:1])])
             self.now = max(then, self.now)
@@ -175,7 +179,8 @@ class SimulatedCluster:
         return []
 
     def wake(self) -> None:
-        """Nothing waits."""
+        """Ends the next `receive` at once: the coordinator has something to send."""
+        self._woken = True
 
     def close(self) -> None:
         """Nothing is open."""

@@ -1,8 +1,9 @@
 """Modelled cables in virtual time: the coordinator's and one for each node, shared evenly by the vectors on them.
 
 A switch that never holds anything up lies between. Each connection sends its vectors one after the other, and those of
-different nodes share the coordinator's cable evenly in each direction, as TCP does in the mean (max-min fairness). Small
-messages pass between the blocks of a vector, so they only wait for the delay of the network.
+different nodes share the coordinator's cable by weight in each direction (max-min fairness). With equal weights that is
+TCP in the mean; with drawn ones it is TCP on a short queue, where some connections are ahead of others for a while.
+Small messages pass between the blocks of a vector, so they only wait for the delay of the network.
 """
 
 import math
@@ -10,15 +11,21 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
 UP, DOWN = "up", "down"  # node -> coordinator, coordinator -> node
 LEAST_BYTES = 1e-3  # below this a message has left: what is over comes from rounding
 
 
 @dataclass
 class Cable:
-    """The vectors of one node's connection in one direction that wait or travel. `limit`: bytes per second."""
+    """The vectors of one node's connection in one direction that wait or travel. `limit`: bytes per second.
+
+    `weight`: of the one that travels, where all share the coordinator's cable.
+    """
 
     limit: float
+    weight: float = 1.0
     waiting: deque[tuple[float, object]] = field(default_factory=deque)  # (bytes left, parcel), the first one travels
 
 
@@ -28,6 +35,8 @@ class Direction:
 
     limit: float
     cables: dict[str, Cable] = field(default_factory=dict)
+    uneven: float = 0.0  # the standard deviation of the logarithm of a vector's weight
+    random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
     _rates: dict[str, float] = field(default_factory=dict)  # of the cables that carry something, in bytes per second
     _time: float = 0.0
 
@@ -37,6 +46,7 @@ class Direction:
         cable = self.cables[name]
         cable.waiting.append((size, parcel))
         if len(cable.waiting) == 1:
+            cable.weight = math.exp(self.uneven * self.random.standard_normal())
             self._share()
 
     def next_end(self) -> float:
@@ -71,16 +81,18 @@ class Direction:
         self._time = now
 
     def _share(self) -> None:
-        self._rates = fair_rates(self.limit, {n: cable.limit for n, cable in self.cables.items() if cable.waiting})
+        used = {name: (cable.limit, cable.weight) for name, cable in self.cables.items() if cable.waiting}
+        self._rates = fair_rates(self.limit, used)
 
 
-def fair_rates(limit: float, own: Mapping[str, float]) -> dict[str, float]:
-    """Returns the rate of each cable of an `own` limit, when all share a cable of `limit` (max-min fairness).
+def fair_rates(limit: float, own: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    """Returns the rate of each cable by its own limit and weight, when all share a cable of `limit`.
 
-    What a slow one leaves of its share goes to the others.
+    What a slow one leaves of its share goes to the others (max-min fairness).
     """
-    rates, left = {}, limit
-    for place, (name, most) in enumerate(sorted(own.items(), key=lambda item: item[1])):
-        rates[name] = min(most, left / (len(own) - place))
+    rates, left, weights = {}, limit, sum(weight for _, weight in own.values())
+    for name, (most, weight) in sorted(own.items(), key=lambda item: item[1][0] / item[1][1]):
+        rates[name] = min(most, left * min(weight / weights, 1.0))
         left -= 0.0 if math.isinf(left) else rates[name]
+        weights -= weight
     return rates

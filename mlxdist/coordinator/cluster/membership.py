@@ -44,10 +44,20 @@ class Membership:
     quarantined: dict[str, str] = field(default_factory=dict)  # the reason by name: not admitted again
     over: bool = False
     draw: Callable[[], str] = _random_bits
+    _names: dict[m.SessionId, str] = field(default_factory=dict)  # of nodes, as they were found last
 
     def by_session(self, session: object) -> Node | None:
         """The node that a message belongs to, if it still takes part."""
-        return next((node for node in self.nodes.values() if node.session == session and not node.gone), None)
+        if not isinstance(session, m.SessionId):
+            return None
+        node = self.nodes.get(self._names.get(session, ""))
+        if node is None or node.session != session:
+            node = next((node for node in self.nodes.values() if node.session == session and not node.gone), None)
+            if len(self._names) >= MOST_NODES:
+                self._names.clear()
+            if node is not None:
+                self._names[session] = node.name
+        return node if node is not None and not node.gone else None
 
     def by_data(self, peer: bytes) -> Node | None:
         """The node whose worker has this data connection, if it still takes part."""

@@ -1,0 +1,247 @@
+"""Measures the coordinator's own processor time per step, by what it does, and how it grows. Prints JSON.
+
+    python -m scripts.bench_coordinator                         # 1 to 64 nodes, 8 to 512 leaves: some minutes
+    python -m scripts.bench_coordinator --nodes 8 16 --leaves 64 --megabytes 8
+
+The fleet, the cluster, the split, the sum and the messages are those of a run, the optimizer and the saved state too.
+The nodes are those of scripts/simulated_cluster.py, in memory; their processor time does not count. Each message comes
+alone, as when the coordinator is never behind; that costs it most. Heartbeats come every two virtual seconds.
+
+`calls`: Python functions that the coordinator calls in a step, which do not depend on the load of the machine.
+`growth`: the exponent e of n^e between neighboring numbers of nodes (at most leaves), and of leaves (at most nodes).
+`share`: of a step of an 8B model on that many M4 minis, as scripts/simulate_cluster.toml has them.
+"""
+
+import argparse
+import cProfile
+import json
+import math
+import pstats
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+import numpy as np
+
+from mlxdist.coordinator.batch.batch_order import Step
+from mlxdist.coordinator.batch.micro_batches import cut
+from mlxdist.coordinator.config.schema import TrainConfig
+from mlxdist.coordinator.storage.run_folder import RunFolder
+from mlxdist.coordinator.training.clipping import clip
+from mlxdist.coordinator.training.optimizer import optimizer_of
+from mlxdist.coordinator.training.state import State, save_state
+from mlxdist.protocol.leaves import Leaf, Row
+from mlxdist.protocol.transport import Parcel
+from scripts.local_cluster import machine
+from scripts.simulated_cluster import Mac, Office, SimulatedCluster
+
+TOKENS = 512  # of a leaf
+SPEED = 44.0  # tokens per second of a node, for the number of heartbeats in a step
+WHAT = {  # the files of the coordinator, by what they do in a step
+    "plan": ("batch_order", "micro_batches", "leaves", "assign", "node_speeds", "placement", "scheduler"),
+    "answers": ("answers", "plausible", "nonfinite", "rounds", "deadlines", "timeline", "bit_classes"),
+    "watch": ("membership", "data_watch", "node", "model_transfer", "offenders", "sleep_detector"),
+    "vectors": ("transfers", "uploads", "downloads", "vectors"),
+    "sums": ("tree", "buffers"),
+    "messages": ("wire", "messages", "dispatch", "events", "cluster", "fleet"),
+    "optimizer": ("clipping", "adamw", "moments", "optimizer"),
+    "checkpoint": ("state", "sealed", "run_folder"),
+}
+
+
+@dataclass
+class Stopwatch:
+    """The processor time of the coordinator alone: it stands while the nodes and the network have their turn."""
+
+    seconds: float = 0.0
+    profile: cProfile.Profile | None = None
+    _since: float = field(default_factory=process_time)
+    _runs: bool = False
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Counts the time of a block."""
+        self._go()
+        try:
+            yield
+        finally:
+            self._stop()
+
+    @contextmanager
+    def standing(self) -> Iterator[None]:
+        """Leaves the time of a block out."""
+        runs = self._runs
+        if runs:
+            self._stop()
+        try:
+            yield
+        finally:
+            if runs:
+                self._go()
+
+    def _go(self) -> None:
+        self._runs, self._since = True, process_time()
+        if self.profile is not None:
+            self.profile.enable()
+
+    def _stop(self) -> None:
+        if self.profile is not None:
+            self.profile.disable()
+        self._runs, self.seconds = False, self.seconds + process_time() - self._since
+
+
+class MeasuredCluster(SimulatedCluster):
+    """A simulated cluster whose coordinator's time is taken."""
+
+    def __init__(self, office: Office) -> None:
+        self.watch, self.messages = Stopwatch(), 0
+        super().__init__(office)
+
+    def receive(self, timeout: float) -> list[Parcel]:
+        """Lets the nodes work while the stopwatch stands."""
+        with self.watch.standing():
+            arrived = super().receive(timeout)
+        self.messages += len(arrived)
+        return arrived
+
+    def send(self, parcel: Parcel) -> bool:
+        """Hands a message to the modelled network while the stopwatch stands."""
+        self.messages += 1
+        with self.watch.standing():
+            return super().send(parcel)
+
+
+@dataclass(frozen=True)
+class OneRowLeaves:
+    """Rows of equal length, as the data of a run."""
+
+    count: int
+
+    @property
+    def lengths(self) -> "np.ndarray[Any, np.dtype[np.int32]]":
+        """[N] tokens."""
+        return np.full(self.count, TOKENS, np.int32)
+
+    labels = None
+
+    def __len__(self) -> int:
+        return self.count
+
+    def rows(self, index: int) -> tuple[Row, ...]:
+        """Returns the row."""
+        return (Row(index, np.ones(TOKENS, np.int32), np.array([0] + [1] * (TOKENS - 1), np.uint8)),)
+
+    def where(self, index: int) -> str:
+        """Returns the line."""
+        return f"line {index}"
+
+
+def office(nodes: int, megabytes: float) -> Office:
+    """Returns a cluster of equal nodes on links without limits, with vectors of so many 10^6 bytes."""
+    elements = max(round(megabytes * 250_000), 1)
+    macs = tuple(Mac(f"mini-{place:02}", SPEED) for place in range(nodes))
+    return Office(macs, 4 * elements, elements=elements, one_by_one=True)
+
+
+def one_step(cluster: MeasuredCluster, state: State, rows: OneRowLeaves, folder: RunFolder) -> State:
+    """Takes a step as the training loop does, all of it under the stopwatch."""
+    optimizer = optimizer_of(TrainConfig())
+    with cluster.watch.running():
+        leaves: Sequence[Leaf] = cut(Step(state.step + 1, (tuple(range(len(rows))),)), rows, TOKENS).leaves
+        cluster.step(state.step, leaves, state.adapter)
+        gradient, _ = clip(cluster.gradient, len(rows) * (TOKENS - 1), 1.0)
+        adapter, moments = optimizer.update(state.adapter, gradient, state.moments, 1e-4)
+        stepped = replace(state, adapter=adapter, moments=moments)
+        save_state(folder, stepped, {})
+    return stepped
+
+
+def measure(nodes: int, leaves: int, megabytes: float, folder: RunFolder, steps: int = 2) -> dict[str, Any]:
+    """Returns the fastest of some steps after one to warm up, and the shares and calls of one more, profiled."""
+    cluster, rows = MeasuredCluster(office(nodes, megabytes)), OneRowLeaves(leaves)
+    elements = cluster.office.elements
+    zero = np.zeros(elements, np.float32)
+    state = State(zero, optimizer_of(TrainConfig()).init(elements))
+    state = one_step(cluster, state, rows, folder)
+    seconds = []
+    for _ in range(steps):
+        cluster.watch.seconds, cluster.messages = 0.0, 0
+        state = one_step(cluster, state, rows, folder)
+        seconds.append(cluster.watch.seconds)
+    cluster.watch.profile = cProfile.Profile()
+    one_step(cluster, state, rows, folder)
+    stats = pstats.Stats(cluster.watch.profile)
+    by_what = shares(stats)
+    return {
+        "nodes": nodes,
+        "leaves": leaves,
+        "megabytes": megabytes,
+        "seconds": round(min(seconds), 5),
+        "messages": cluster.messages,
+        "calls": stats.total_calls,  # type: ignore[attr-defined]
+        "by": {what: round(share * min(seconds), 5) for what, share in by_what.items()},
+    }
+
+
+def shares(stats: pstats.Stats) -> dict[str, float]:
+    """Returns the share of the time of each kind of work; a built-in function counts for the file that called it."""
+    spent: Counter[str] = Counter()
+    for (path, _, _), (_, _, own, _, callers) in stats.stats.items():  # type: ignore[attr-defined]
+        if "mlxdist" in path or not callers:
+            spent[what_of(path)] += own
+        else:
+            for (caller, *_), (_, _, part, _) in callers.items():
+                spent[what_of(caller)] += part
+    whole = sum(spent.values()) or 1.0
+    return {what: seconds / whole for what, seconds in sorted(spent.items())}
+
+
+def what_of(path: str) -> str:
+    """Returns the kind of work of a file."""
+    stem = Path(path).stem
+    return next((what for what, stems in WHAT.items() if stem in stems and "mlxdist" in path), "other")
+
+
+def growth(cases: Sequence[Mapping[str, Any]], axis: str) -> list[dict[str, Any]]:
+    """Returns the exponents between neighboring cases along `axis`, of the seconds, the calls and each kind of work."""
+    found = []
+    for small, large in pairwise(sorted(cases, key=lambda case: case[axis])):
+        ratio = math.log(large[axis] / small[axis])
+
+        def exponent(before: float, after: float, ratio: float = ratio) -> float | None:
+            return round(math.log(after / before) / ratio, 2) if min(before, after) > 1e-4 else None
+
+        by = {what: exponent(small["by"].get(what, 0.0), seconds) for what, seconds in large["by"].items()}
+        whole = {key: exponent(small[key], large[key]) for key in ("seconds", "calls", "messages")}
+        found.append({"from": small[axis], "to": large[axis], **whole, "by": by})
+    return found
+
+
+def main() -> None:
+    """Measures every cluster that was asked for, and prints them as JSON."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--nodes", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
+    parser.add_argument("--leaves", type=int, nargs="+", default=[8, 64, 128, 256, 512])
+    parser.add_argument("--megabytes", type=float, default=8.4, help="10^6 bytes of a vector")
+    given = parser.parse_args()
+    most_nodes, most_leaves = max(given.nodes), max(given.leaves)
+    wanted = {(nodes, most_leaves) for nodes in given.nodes} | {(most_nodes, leaves) for leaves in given.leaves}
+    with tempfile.TemporaryDirectory() as name:
+        folder = RunFolder(Path(name))
+        folder.state.mkdir(parents=True)
+        cases = [measure(nodes, leaves, given.megabytes, folder) for nodes, leaves in sorted(wanted)]
+    grown = {
+        "nodes": growth([case for case in cases if case["leaves"] == most_leaves], "nodes"),
+        "leaves": growth([case for case in cases if case["nodes"] == most_nodes], "leaves"),
+    }
+    print(json.dumps({"machine": machine(), "cases": cases, "growth": grown}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
