@@ -9,7 +9,8 @@ alone, as when the coordinator is never behind; that costs it most. Heartbeats c
 
 `calls`: Python functions that the coordinator calls in a step, which do not depend on the load of the machine.
 `growth`: the exponent e of n^e between neighboring numbers of nodes (at most leaves), and of leaves (at most nodes).
-`share`: of a step of an 8B model on that many M4 minis, as scripts/simulate_cluster.toml has them.
+`share`: of a step of an 8B model on that many M4 minis and cables of 1 Gbit/s, as predicted; beside it the share of a
+step without any time on the network. Both mean something for the vectors of that model only (84 MB at rank 8).
 """
 
 import argparse
@@ -39,10 +40,13 @@ from mlxdist.coordinator.training.state import State, save_state
 from mlxdist.protocol.leaves import Leaf, Row
 from mlxdist.protocol.transport import Parcel
 from scripts.local_cluster import machine
-from scripts.simulated_cluster import Mac, Office, SimulatedCluster
+from scripts.scaling_models import assumed
+from scripts.simulate_cluster import Cell, predict
+from scripts.simulated_cluster import SimulatedCluster
+from scripts.simulated_office import Mac, Office
 
 TOKENS = 512  # of a leaf
-SPEED = 44.0  # tokens per second of a node, for the number of heartbeats in a step
+SPEED = 39.0  # tokens per second of a node, for the number of heartbeats in a step: an 8B model on an M4
 WHAT = {  # the files of the coordinator, by what they do in a step
     "plan": ("batch_order", "micro_batches", "leaves", "assign", "node_speeds", "placement", "scheduler"),
     "answers": ("answers", "plausible", "nonfinite", "rounds", "deadlines", "timeline", "bit_classes"),
@@ -178,11 +182,15 @@ def measure(nodes: int, leaves: int, megabytes: float, folder: RunFolder, steps:
     one_step(cluster, state, rows, folder)
     stats = pstats.Stats(cluster.watch.profile)
     by_what = shares(stats)
+    predicted = predict(Cell(nodes=nodes, leaves=leaves), assumed())
+    computation = predicted.alone * -(-leaves // nodes) / leaves
     return {
         "nodes": nodes,
         "leaves": leaves,
         "megabytes": megabytes,
         "seconds": round(min(seconds), 5),
+        "share": round(min(seconds) / predicted.step.seconds, 5),
+        "share_of_computation": round(min(seconds) / computation, 5),
         "messages": cluster.messages,
         "calls": stats.total_calls,  # type: ignore[attr-defined]
         "by": {what: round(share * min(seconds), 5) for what, share in by_what.items()},

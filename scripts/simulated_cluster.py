@@ -5,9 +5,8 @@ coordinator itself takes no time, and a simulated hour takes as long as its mess
 """
 
 import heapq
-import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import count
 from pathlib import Path
@@ -16,72 +15,37 @@ from typing import Literal
 import numpy as np
 
 from mlxdist.coordinator.cluster.cluster import Cluster
-from mlxdist.coordinator.cluster.placement import Assigner
 from mlxdist.coordinator.cluster.settings import ClusterSettings
 from mlxdist.coordinator.config.run_spec import run_spec
-from mlxdist.coordinator.config.schema import DataConfig, RunConfig, TimingConfig
+from mlxdist.coordinator.config.schema import DataConfig, RunConfig
 from mlxdist.coordinator.fleet.fleet import Fleet
-from mlxdist.coordinator.schedule.assign import assign
 from mlxdist.coordinator.schedule.rounds import Request
 from mlxdist.node.link.jobs import Result
 from mlxdist.protocol import messages as m
-from mlxdist.protocol.leaves import Leaf, Row
+from mlxdist.protocol.leaves import Leaf
 from mlxdist.protocol.transport import DATA, Parcel, Refusal
-from mlxdist.protocol.vectors import BLOCK_BYTES, BLOCK_ELEMENTS, Vector
-from mlxdist.protocol.wire import Frames, decode, encode
+from mlxdist.protocol.vectors import Vector
+from mlxdist.protocol.wire import decode, encode
 from scripts.simulated_links import DOWN, UP, Cable, Direction
 from scripts.simulated_nodes import SimulatedNode
+from scripts.simulated_office import Mac, Office, equal_leaves, stands_for
 
 START_SECONDS = 600.0  # within which the first nodes are ready
 
 
 @dataclass(frozen=True)
-class Mac:
-    """One node: its speed, its cable, and when it comes and goes.
-
-    `spread`: of the time of a leaf around its mean, as a share (log-normal). `slow`: (from, to, factor), a time in
-    which a leaf takes `factor` times as long. Times are seconds after the first step's begin.
-    """
-
-    name: str
-    tokens_per_second: float
-    bytes_per_second: float = math.inf
-    joins: float | None = None  # None: it is there from the start
-    lost: float | None = None
-    spread: float = 0.0
-    slow: tuple[float, float, float] | None = None
-
-
-@dataclass(frozen=True)
-class Office:
-    """The cluster to simulate: its Macs, the coordinator's cable, the vector's bytes, and how it is assigned.
-
-    `frames`: bytes on a cable for each byte of a message. `delay`: seconds of a message on its way. `elements`: of the
-    vectors that are really sent; each byte of theirs stands for so many as make `vector_bytes`.
-    """
-
-    macs: tuple[Mac, ...]
-    vector_bytes: int
-    bytes_per_second: float = math.inf
-    frames: float = 1.0
-    delay: float = 0.0
-    elements: int = 1
-    one_by_one: bool = False  # the coordinator gets every message alone, as when it is never behind
-    timing: TimingConfig = field(default_factory=TimingConfig)
-    assigner: Assigner = assign
-    uneven: float = 0.0  # of the shares of the coordinator's cable, see simulated_links.py
-    seed: int = 0
-
-
-@dataclass(frozen=True)
 class StepResult:
-    """A step in virtual time: its seconds, the bytes of its messages in each direction, its partials, its nodes."""
+    """A step in virtual time: its seconds, the bytes of its messages in each direction, its partials, its nodes.
+
+    `summed`: the leaves that are in the sum, as each adds one.
+    """
 
     seconds: float
     bytes_up: int
     bytes_down: int
     partials: int
     nodes: int
+    summed: int
 
 
 @dataclass(frozen=True)
@@ -109,7 +73,7 @@ class SimulatedCluster:
         self._due: list[tuple[float, int, _Due]] = []
         self._number = count()
         self._inbox: list[Parcel] = []
-        self._partial = np.zeros(office.elements, np.float32)
+        self._partials: dict[int, Vector] = {}
         self._began, self._woken = 0.0, False
         versions = {name: version(name) for name in ("mlx", "mlx-lm")}
         spec = run_spec(RunConfig(model="none", output=Path(), data=DataConfig(path="none")))
@@ -142,7 +106,7 @@ class SimulatedCluster:
         assert round_ is not None
         moved = {way: self.bytes[way] - before[way] for way in before}
         nodes = len(set(round_.computed_by.values()))
-        return StepResult(self.now - began, moved[UP], moved[DOWN], len(round_.senders), nodes)
+        return StepResult(self.now - began, moved[UP], moved[DOWN], len(round_.senders), nodes, int(self.gradient[0]))
 
     # ---- the hub
 
@@ -194,7 +158,9 @@ class SimulatedCluster:
         def leaf_seconds(tokens: int) -> float:
             return self._leaf_seconds(mac, tokens)
 
-        self.nodes[mac.name] = node = SimulatedNode(mac.name, versions, leaf_seconds, self._partial)
+        self.nodes[mac.name] = node = SimulatedNode(
+            mac.name, versions, leaf_seconds, self.office.elements, self._partials
+        )
         node.register()
         self._flush(node)
         self._later(self.office.timing.beat_seconds, _Due("beat", mac.name))
@@ -267,26 +233,7 @@ class SimulatedCluster:
         heapq.heappush(self._due, (self.now + seconds, next(self._number), due))
 
 
-def stands_for(frames: Frames, office: Office) -> int:
-    """Returns the bytes that the frames of a vector's block stand for, with the heads of the blocks that it replaces."""
-    *heads, payload = (memoryview(frame).nbytes for frame in frames)
-    true_payload = round(payload * office.vector_bytes / (4 * office.elements))
-    blocks = -(-true_payload // BLOCK_BYTES) / -(-office.elements // BLOCK_ELEMENTS)
-    return true_payload + round(sum(heads) * max(blocks, 1))
-
-
-def equal_leaves(number: int, tokens: int) -> list[Leaf]:
-    """Returns leaves of one row of `tokens` tokens each."""
-    row = Row(0, np.ones(tokens, np.int32), np.array([0] + [1] * (tokens - 1), np.uint8))
-    return [Leaf(index, (row,)) for index in range(number)]
-
-
 def usual_step(office: Office, leaves: int, tokens: int, warm: int = 3) -> StepResult:
     """Returns the step after `warm` others, when the speeds of the nodes and their links are known."""
     cluster, asked = SimulatedCluster(office), equal_leaves(leaves, tokens)
     return [cluster.step(number, asked) for number in range(warm + 1)][-1]
-
-
-def with_nodes(office: Office, count: int) -> Office:
-    """Returns the same office with its first `count` Macs."""
-    return replace(office, macs=office.macs[:count])

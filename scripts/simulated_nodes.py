@@ -1,6 +1,6 @@
 """A node in virtual time: the real session of a worker, a supervisor that sends heartbeats, and a chip of given speed.
 
-Nothing is computed: a leaf takes the seconds that the chip is said to need, and a partial is a vector of zeros.
+Nothing is computed: a leaf takes the seconds that the chip is said to need, and its gradient is a vector of ones.
 """
 
 from collections.abc import Callable, Generator
@@ -25,12 +25,13 @@ WORKER_PID = 1  # of every worker that a heartbeat names
 
 @dataclass
 class SimulatedNode:
-    """A node that takes part. `leaf_seconds`: of a leaf, by its tokens. `partial`: the vector that it sends."""
+    """A node that takes part. `leaf_seconds`: of a leaf, by its tokens. `partials`: by their leaves, for all nodes."""
 
     name: str
     versions: dict[str, str]
     leaf_seconds: Callable[[int], float]
-    partial: Vector
+    elements: int  # of the adapter
+    partials: dict[int, Vector]
     load_seconds: float = 0.0
     there: bool = True
     session: Session | None = None
@@ -108,7 +109,7 @@ class SimulatedNode:
     def _perform(self, job: Job, session: m.SessionId) -> Timed:
         match job:
             case LoadModel():
-                manifest = (m.TensorSpec("layers.0.lora", (len(self.partial),)),)
+                manifest = (m.TensorSpec("layers.0.lora", (self.elements,)),)
                 yield self.load_seconds, (m.Loaded(session, "none", manifest), b"")
             case ComputeCanary():
                 yield 0.0, (m.CanaryAnswer(session, ("0" * 64,) * CANARY_TIMES), b"")
@@ -128,4 +129,6 @@ class SimulatedNode:
                 self.leaves += 1
                 yield seconds, (m.LeafAnswer(session, *place, 1, seconds, 0), ROW_OUTPUTS)
             if gradient:
-                yield 0.0, Partial(asked, piece, self.partial)
+                if len(piece) not in self.partials:
+                    self.partials[len(piece)] = np.full(self.elements, np.float32(len(piece)))
+                yield 0.0, Partial(asked, piece, self.partials[len(piece)])

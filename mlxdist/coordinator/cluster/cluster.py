@@ -251,6 +251,7 @@ class Cluster:
             self._settle(changed=False)
             return
         self._looked = now
+        self.members.speed = sum(node.speed.tokens_per_second for node in self.nodes.values() if node.there)
         stalled = self.transfers.uploads.stalled
         for node in list(self.nodes.values()):
             self._act(self.members.check(node, now))

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from mlxdist.coordinator.cluster.events import Send, to_worker
 from mlxdist.coordinator.cluster.node import Node
-from mlxdist.coordinator.schedule.node_speeds import TransferTimes
 from mlxdist.coordinator.schedule.assignments import Assignment
+from mlxdist.coordinator.schedule.node_speeds import TransferTimes
 from mlxdist.coordinator.schedule.rounds import Request
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.leaves import pack_leaf

@@ -43,6 +43,7 @@ class Membership:
     given_up: dict[str, MlxdistError] = field(default_factory=dict)
     quarantined: dict[str, str] = field(default_factory=dict)  # the reason by name: not admitted again
     over: bool = False
+    speed: float = 0.0  # tokens per second of all nodes that can be given leaves, when they were looked at last
     draw: Callable[[], str] = _random_bits
     _names: dict[m.SessionId, str] = field(default_factory=dict)  # of nodes, as they were found last
 
@@ -128,8 +129,7 @@ class Membership:
     def _standing(self, node: Node) -> m.HeartbeatAck:
         """Returns the answer to a heartbeat, with what the node contributes."""
         speed = node.speed.tokens_per_second
-        all_ = sum(each.speed.tokens_per_second for each in self.nodes.values() if each.there)
-        share = speed / all_ if all_ and node.there else 0.0
+        share = min(speed / self.speed, 1.0) if self.speed and node.there else 0.0
         return m.HeartbeatAck(node.session, speed, share, node.peak_bytes)
 
     def _look_at_worker(self, node: Node, pid: int, leaf: Leaf | None) -> list[Event]:

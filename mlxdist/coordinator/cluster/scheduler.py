@@ -9,9 +9,9 @@ from mlxdist.coordinator.cluster.nonfinite import leaf_phrase, reported
 from mlxdist.coordinator.cluster.placement import ALONE_AFTER, Assigner, Placement, copies, place, too_slow
 from mlxdist.coordinator.cluster.settings import ClusterSettings
 from mlxdist.coordinator.schedule.assign import NodeSeconds, assign
+from mlxdist.coordinator.schedule.assignments import Assignment
 from mlxdist.coordinator.schedule.deadlines import Deadlines
 from mlxdist.coordinator.schedule.node_speeds import Pacing
-from mlxdist.coordinator.schedule.assignments import Assignment
 from mlxdist.coordinator.schedule.rounds import Request, Round, begin_round, joined_spans, leaf_work
 from mlxdist.protocol.errors import MlxdistError, NodeError, StaleError
 from mlxdist.protocol.leaves import Leaf

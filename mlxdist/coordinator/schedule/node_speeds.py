@@ -135,9 +135,7 @@ class Pacing:
             name: [each * rate[width] for each, width in sizes] for name, rate in rates.items() if all(rate.values())
         }
         mean = (
-            [fmean(each) for each in zip(*known.values(), strict=True)]
-            if known
-            else [float(each) for each, _ in sizes]
+            [fmean(each) for each in zip(*known.values(), strict=True)] if known else [float(each) for each, _ in sizes]
         )
         up = fmean([speed.up for speed in held.values() if speed.up] or [PARTIAL_SECONDS])
         down = fmean([speed.down for speed in held.values() if speed.down] or [0.0])
