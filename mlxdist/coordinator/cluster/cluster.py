@@ -268,8 +268,10 @@ class Cluster:
         self._act(self.scheduler.copy_late(self.nodes, now))
 
     def _watch_data(self, node: Node, now: float) -> list[Event]:
-        loading = node.state in (NodeState.LOADING, NodeState.FETCHING)
-        patience = self.settings.timing.start_timeout if loading else self.scheduler.patience(node)
+        patience = 0.0
+        if node.worker.asked is not None:  # otherwise it is asked first
+            loading = node.state in (NodeState.LOADING, NodeState.FETCHING)
+            patience = self.settings.timing.start_timeout if loading else self.scheduler.patience(node)
         return watch_data(self.members, node, now, carrying=self.dispatch.carrying(node), patience=patience)
 
     def slept(self, gap: float, asleep: float, now: float) -> None:

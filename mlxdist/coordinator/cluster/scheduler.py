@@ -168,10 +168,12 @@ class Scheduler:
 
     def stuck(self, node: Node, now: float) -> float | None:
         """Seconds for which a node with work has done nothing, when they are too many."""
+        idle, timing = now - node.worker.progressed, self.settings.timing
+        if idle <= min(timing.progress_seconds, timing.start_timeout):  # no patience is shorter
+            return None
         assignments = self.round.of(node.name) if self.round is not None else []
         if not assignments and not node.worker.cancelled:
             return None
-        idle = now - node.worker.progressed
         return idle if idle > self.patience(node) else None
 
     def patience(self, node: Node) -> float:
