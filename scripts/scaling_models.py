@@ -49,7 +49,7 @@ class Chip:
 
 @dataclass(frozen=True)
 class Bed:
-    """What was measured in network namespaces: (nodes, 10^6 bytes of a vector, seconds of communication)."""
+    """Measurements in network namespaces: (nodes, 10^6 bytes of a vector, seconds of communication)."""
 
     mbit: int
     leaf_seconds: float

@@ -59,7 +59,7 @@ class Prediction:
 
     @property
     def speedup(self) -> float:
-        """How many times as fast as one Mac alone."""
+        """The speed, where that of one Mac alone is 1."""
         return self.alone / self.step.seconds
 
     @property
