@@ -47,15 +47,15 @@ from scripts.simulated_office import Mac, Office
 
 TOKENS = 512  # of a leaf
 SPEED = 39.0  # tokens per second of a node, for the number of heartbeats in a step: an 8B model on an M4
-WHAT = {  # the files of the coordinator, by what they do in a step
+WHAT = {  # files, by what they do in a step: of the coordinator, and those of libraries that it calls for this alone
     "plan": ("batch_order", "micro_batches", "leaves", "assign", "node_speeds", "placement", "scheduler"),
-    "answers": ("answers", "plausible", "nonfinite", "rounds", "deadlines", "timeline", "bit_classes"),
+    "answers": ("answers", "plausible", "nonfinite", "rounds", "assignments", "deadlines", "timeline", "bit_classes"),
     "watch": ("membership", "data_watch", "node", "model_transfer", "offenders", "sleep_detector"),
-    "vectors": ("transfers", "uploads", "downloads", "vectors"),
+    "vectors": ("transfers", "uploads", "downloads", "vectors", "_methods"),
     "sums": ("tree", "buffers"),
-    "messages": ("wire", "messages", "dispatch", "events", "cluster", "fleet"),
-    "optimizer": ("clipping", "adamw", "moments", "optimizer"),
-    "checkpoint": ("state", "sealed", "run_folder"),
+    "messages": ("wire", "messages", "dispatch", "events", "cluster", "fleet", "transport", "threading"),
+    "optimizer": ("clipping", "adamw", "moments", "optimizer", "optimizers"),
+    "checkpoint": ("state", "sealed", "run_folder", "numpy", "pathlib"),
 }
 
 
@@ -213,7 +213,7 @@ def shares(stats: pstats.Stats) -> dict[str, float]:
 def what_of(path: str) -> str:
     """Returns the kind of work of a file."""
     stem = Path(path).stem
-    return next((what for what, stems in WHAT.items() if stem in stems and "mlxdist" in path), "other")
+    return next((what for what, stems in WHAT.items() if stem in stems), "other")
 
 
 def growth(cases: Sequence[Mapping[str, Any]], axis: str) -> list[dict[str, Any]]:
