@@ -7,6 +7,9 @@ The fleet, the cluster, the split, the sum and the messages are those of a run, 
 The nodes are those of scripts/simulated_cluster.py, in memory; their processor time does not count. Each message comes
 alone, as when the coordinator is never behind; that costs it most. Heartbeats come every two virtual seconds.
 
+`by`: seconds by kind of work. plan: leaves, the split, and what nodes are given; answers: row outputs, and what is
+still missing; watch: heartbeats, silences, sessions; vectors: their blocks, hashed and checked for NaN; sums: of partials;
+messages: encoding, decoding, and the way of each to its part. `for_bytes`: those that grow with the size of a vector.
 `calls`: Python functions that the coordinator calls in a step, which do not depend on the load of the machine.
 `growth`: the exponent e of n^e between neighboring numbers of nodes (at most leaves), and of leaves (at most nodes).
 `share`: of a step of an 8B model on that many M4 minis and cables of 1 Gbit/s, as predicted; beside it the share of a
@@ -20,12 +23,10 @@ import math
 import pstats
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from time import process_time
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,7 @@ from scripts.scaling_models import assumed
 from scripts.simulate_cluster import Cell, predict
 from scripts.simulated_cluster import SimulatedCluster
 from scripts.simulated_office import Mac, Office
+from scripts.stopwatch import Stopwatch
 
 TOKENS = 512  # of a leaf
 SPEED = 39.0  # tokens per second of a node, for the number of heartbeats in a step: an 8B model on an M4
@@ -57,47 +59,7 @@ WHAT = {  # files, by what they do in a step: of the coordinator, and those of l
     "optimizer": ("clipping", "adamw", "moments", "optimizer", "optimizers"),
     "checkpoint": ("state", "sealed", "run_folder", "numpy", "pathlib"),
 }
-
-
-@dataclass
-class Stopwatch:
-    """The processor time of the coordinator alone: it stands while the nodes and the network have their turn."""
-
-    seconds: float = 0.0
-    profile: cProfile.Profile | None = None
-    _since: float = field(default_factory=process_time)
-    _runs: bool = False
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Counts the time of a block."""
-        self._go()
-        try:
-            yield
-        finally:
-            self._stop()
-
-    @contextmanager
-    def standing(self) -> Iterator[None]:
-        """Leaves the time of a block out."""
-        runs = self._runs
-        if runs:
-            self._stop()
-        try:
-            yield
-        finally:
-            if runs:
-                self._go()
-
-    def _go(self) -> None:
-        self._runs, self._since = True, process_time()
-        if self.profile is not None:
-            self.profile.enable()
-
-    def _stop(self) -> None:
-        if self.profile is not None:
-            self.profile.disable()
-        self._runs, self.seconds = False, self.seconds + process_time() - self._since
+FOR_BYTES = ("vectors", "sums", "optimizer", "checkpoint")
 
 
 class MeasuredCluster(SimulatedCluster):
@@ -189,6 +151,7 @@ def measure(nodes: int, leaves: int, megabytes: float, folder: RunFolder, steps:
         "leaves": leaves,
         "megabytes": megabytes,
         "seconds": round(min(seconds), 5),
+        "for_bytes": round(sum(by_what.get(what, 0.0) for what in FOR_BYTES) * min(seconds), 5),
         "share": round(min(seconds) / predicted.step.seconds, 5),
         "share_of_computation": round(min(seconds) / computation, 5),
         "messages": cluster.messages,
