@@ -9,7 +9,7 @@ alone, as when the coordinator is never behind; that costs it most. Heartbeats c
 
 `by`: seconds by kind of work. plan: leaves, the split, and what nodes are given; answers: row outputs, and what is
 still missing; watch: heartbeats, silences, sessions; vectors: their blocks, hashed and checked for NaN; sums: of
-partials; messages: encoding, decoding, and the way of each to its part. `for_bytes`: those that grow with the size of a vector.
+partials; messages: encoding, decoding, and the way of each to its part. `for_bytes`: of those that grow with a vector.
 `calls`: Python functions that the coordinator calls in a step, which do not depend on the load of the machine.
 `growth`: the exponent e of n^e between neighboring numbers of nodes (at most leaves), and of leaves (at most nodes).
 `share`: of a step of an 8B model on that many M4 minis and cables of 1 Gbit/s, as predicted; beside it the share of a
