@@ -54,7 +54,7 @@ from mlxdist.protocol.untrusted import quoted
 from mlxdist.protocol.vectors import Vector
 from mlxdist.protocol.wire import encode, fitted
 
-LOOKS = 10  # at all nodes, in the time between two heartbeats
+LOOKS, LOOK_SECONDS = 10, 0.25  # all nodes are looked at so often between two heartbeats, or every so many seconds
 MOST_NEWS = 4096  # that wait for the loop; beyond it the oldest are left out
 
 
@@ -247,7 +247,7 @@ class Cluster:
         It may be called after every message: the nodes are looked at a few times in each heartbeat's time.
         """
         self.now = now
-        if 0 <= now - self._looked < self.settings.timing.beat_seconds / LOOKS:
+        if 0 <= now - self._looked < min(self.settings.timing.beat_seconds / LOOKS, LOOK_SECONDS):
             self._settle(changed=False)
             return
         self._looked = now
