@@ -77,7 +77,8 @@ def backward(
         path: from `choose_path`.
         dropout_key: seeds this leaf's dropout; None leaves the random state alone.
     """
-    model.train()
+    if not model.training:
+        model.train()  # visits every module
     if dropout_key is not None:
         mx.random.seed(dropout_key)
     rows = [_supervised(batch) for batch in batches]
