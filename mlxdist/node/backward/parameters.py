@@ -19,15 +19,18 @@ def swapped(
     model: nn.Module, old: Mapping[str, mx.array], names: Sequence[str], new: Sequence[mx.array]
 ) -> Iterator[None]:
     """Puts the arrays `new`, mostly a gradient's tracers, into `model` under `names`; restores `old` on leaving."""
-    _put(model, names, new)
+    put(model, names, new)
     try:
         yield
     finally:
-        _put(model, names, [old[name] for name in names])
+        put(model, names, [old[name] for name in names])
 
 
-def _put(model: nn.Module, names: Sequence[str], values: Sequence[mx.array]) -> None:
-    """Goes by the names alone: `Module.update` visits every module, which took a fifth of the time of a graph."""
+def put(model: nn.Module, names: Sequence[str], values: Sequence[mx.array]) -> None:
+    """Puts parameters into `model` by name.
+
+    `Module.update` visits every module, which took a fifth of the time in which a graph is built.
+    """
     for name, value in zip(names, values, strict=True):
         *path, last = name.split(".")
         owner: Any = model
