@@ -1,23 +1,28 @@
-"""Measures a DPO step against mlx-lm-lora's on this machine: time in the first and later epochs, and peak memory.
+"""Measures a DPO or KTO step on this machine: time in the first and later epochs, and peak memory.
 
     pip install "mlx-lm-lora==5.10.2"
     python -m scripts.bench_preference --model models/SmolLM2-135M-Instruct
+    python -m scripts.bench_preference --model models/SmolLM2-135M-Instruct --prompt 400 --response 100 --rows 4
+    python -m scripts.bench_preference --model models/SmolLM2-135M-Instruct --method kto
+    python -m scripts.bench_preference --tiny --method kto        # a tiny random model: only tests the script
 
-Both train LoRA on the same modules with the same pairs. One batch holds all the data, so every step is an epoch: the
-first step of mlxdist computes the reference, later ones have it. mlx-lm-lora keeps a second full model as the reference
-and runs it at each step. The two take turns, each in its own process, with the same threads and the same BLAS. Prints
-JSON. Memory is the peak of MLX in the process that computes; time is a whole step, for mlxdist including the wire.
+DPO is measured against mlx-lm-lora. KTO has no other trainer on MLX, so it is measured against a plain loop
+(scripts/bench_preference_sides.py). Both sides train LoRA on the same modules with the same rows. One batch holds all
+the data, so every step is an epoch: the first step of mlxdist computes the reference, later ones have it, and the other
+side computes it at each step. The two take turns, each in its own process, with the same threads and the same BLAS.
+Prints JSON. Memory is the peak of MLX in the process that computes; time is a whole step, for mlxdist including the
+wire.
 """
 
 import argparse
 import json
 import os
 import platform
+import random
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -25,15 +30,17 @@ from typing import Any
 THREADS = "1"  # as in a node of mlxdist on Linux; the same for both sides
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 RANK, SCALE, BETA, RATE, MAX_LENGTH = 8, 1.0, 0.1, 5e-5, 1024
+LOSSES = {"dpo": "sigmoid", "kto": "kto"}
+WORDS = "the of and to in is that for it as was with be by on not he his but at are this have from or had an they"
 
 RUN_TOML = """
 model = {model}
-method = "dpo"
+method = {method}
 output = "run"
 [data]
 path = "data"
 [batch]
-size = {pairs}
+size = {rows}
 leaf_tokens = {leaf_tokens}
 max_length = {max_length}
 [lora]
@@ -44,21 +51,28 @@ target_modules = {modules}
 [train]
 steps = {steps}
 learning_rate = {rate}
+schedule = "constant"
 warmup_steps = 0
+max_grad_norm = 0.0
 eval_every = 0
 report_memory = true
 [preference]
 beta = {beta}
+loss = {loss}
 """
 
 
-def prepare(folder: Path, model: str, rows: list[str], steps: int, leaf_tokens: int | str = "auto") -> None:
+def prepare(
+    folder: Path, model: str, method: str, rows: list[str], steps: int, leaf_tokens: int | str = "auto"
+) -> None:
     """Writes the data and run.toml."""
     (folder / "data").mkdir()
     (folder / "data" / "train.jsonl").write_text("\n".join(rows) + "\n")
     text = RUN_TOML.format(
         model=json.dumps(model),
-        pairs=len(rows),
+        method=json.dumps(method),
+        loss=json.dumps(LOSSES[method]),
+        rows=len(rows),
         leaf_tokens=json.dumps(leaf_tokens),
         max_length=MAX_LENGTH,
         rank=RANK,
@@ -90,81 +104,29 @@ def measure_ours(folder: Path) -> dict[str, Any]:
 
 
 def measure_theirs(folder: Path) -> dict[str, Any]:
-    """Measures the same for mlx-lm-lora, in its own process."""
-    command = [sys.executable, "-m", "scripts.bench_preference", "--theirs", str(folder)]
+    """Measures the same for the other side, in its own process."""
+    command = [sys.executable, "-m", "scripts.bench_preference_sides", str(folder)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=_environment())
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def train_theirs(folder: Path) -> dict[str, Any]:
-    """Runs mlx-lm-lora's `train_dpo` over the pairs of the run in `folder`, with the tokens that mlxdist uses."""
-    from mlxdist.node.work.blas import use_openblas
-
-    use_openblas()
-    import mlx.core as mx
-    from mlx.optimizers import AdamW
-    from mlx_lm import load
-    from mlx_lm.tuner.utils import linear_to_lora_layers
-    from mlx_lm_lora.trainer.dpo_trainer import DPOTrainingArgs, train_dpo
-
-    from mlxdist.coordinator.config.load import load_config
-    from mlxdist.coordinator.data.load import read
-
-    if platform.system() != "Darwin":
-        mx.set_wired_limit = lambda _: 0  # asks for the working set of a GPU, which a CPU does not have
-        info = {**mx.device_info(), "max_recommended_working_set_size": 0}
-        mx.device_info = lambda *_: info
-    config = load_config(folder / "run.toml")
-    rows = read(config, progress=lambda what, share: None).train
-    pairs = [_as_theirs(*rows.rows(index)) for index in range(len(rows))]
-    steps = config.train.steps or 0
-    model, reference = load(config.model)[0], load(config.model)[0]
-    reference.freeze()
-    model.freeze()
-    keys = {name for name, _ in model.layers[0].named_modules() if name.split(".")[-1] in MODULES}
-    linear_to_lora_layers(model, len(model.layers), {"rank": RANK, "scale": SCALE, "dropout": 0.0, "keys": keys})
-    seen: dict[str, list[float]] = {"seconds": [], "losses": []}
-
-    class Recorder:
-        def on_train_loss_report(self, info: Mapping[str, float]) -> None:
-            seen["seconds"].append(1 / info["iterations_per_second"])
-            seen["losses"].append(info["train_loss"])
-
-        def on_val_loss_report(self, info: Mapping[str, float]) -> None:
-            """Does nothing: there is no validation."""
-
-    arguments = DPOTrainingArgs(
-        batch_size=len(pairs),
-        iters=steps,
-        steps_per_report=1,
-        steps_per_save=steps + 1,
-        adapter_file=str(folder / "theirs.safetensors"),
-        max_seq_length=MAX_LENGTH,
-        beta=BETA,
-    )
-    train_dpo(
-        model=model,
-        ref_model=reference,
-        optimizer=AdamW(RATE, bias_correction=True),
-        train_dataset=pairs,
-        args=arguments,
-        training_callback=Recorder(),
-    )
-    return {**seen, "peak_gb": mx.get_peak_memory() / 1e9}
-
-
-def _as_theirs(chosen: Any, rejected: Any) -> dict[str, Any]:
-    """Returns a pair of rows (ids [T], targets [T]) under the keys that mlx-lm-lora reads."""
-    pair: dict[str, Any] = {}
-    for name, row in (("chosen", chosen), ("rejected", rejected)):
-        pair[name] = row.ids.tolist()
-        pair[f"{name}_prompt_length"] = int(row.targets.argmax())
-    return pair
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def _environment() -> dict[str, str]:
     names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
     return {**os.environ, **dict.fromkeys(names, THREADS), "MLX_ENABLE_TF32": "0", "HF_HUB_OFFLINE": "1"}
+
+
+def made_rows(method: str, count: int, prompt: int, response: int) -> list[str]:
+    """Returns rows of random words, of about so many tokens: each word is one of SmolLM2's tokens."""
+    draw = random.Random(0)
+    words, lines = WORDS.split(), []
+    for index in range(count):
+        asked, good, bad = (" ".join(draw.choices(words, k=size)) for size in (prompt, response, response))
+        row: dict[str, object] = {"prompt": [{"role": "user", "content": asked}], "chosen": good, "rejected": bad}
+        if method == "kto":
+            row = {"prompt": row["prompt"], "completion": good, "label": index % 2 == 0}
+        lines.append(json.dumps(row))
+    return lines
 
 
 def summary(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -188,7 +150,7 @@ def summary(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[st
             "fastest_later_step_seconds": fastest(ours),
             "peak_gb": statistics.median(round_["peak_gb"] for round_ in ours),
         },
-        "mlx_lm_lora": {
+        "other": {
             "step_seconds": statistics.median(map(later, theirs)),
             "fastest_step_seconds": fastest(theirs),
             "peak_gb": statistics.median(round_["peak_gb"] for round_ in theirs),
@@ -197,6 +159,7 @@ def summary(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[st
         "times_faster_by_round": ratios,
         "times_faster_by_the_fastest_steps": fastest(theirs) / fastest(ours),
         "peak_memory_ratio": statistics.median(memory),
+        "losses_in_the_last_round": {"mlxdist": ours[-1]["losses"], "other": theirs[-1]["losses"]},
     }
 
 
@@ -204,31 +167,53 @@ def main() -> None:
     """Measures both in turns, and prints one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", help="folder or hub id, as for mlx_lm.load")
-    parser.add_argument("--data", type=Path, default=Path("examples/dpo/train.jsonl"), help="pairs as JSON lines")
-    parser.add_argument("--pairs", type=int, default=8)
+    parser.add_argument("--method", choices=LOSSES, default="dpo")
+    parser.add_argument("--data", type=Path, help="rows as JSON lines; by default those of examples/")
+    parser.add_argument("--prompt", type=int, help="tokens of the prompts of random rows, in place of --data")
+    parser.add_argument("--response", type=int, default=100, help="tokens of their responses")
+    parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--leaf-tokens", default="auto", help="tokens per leaf of mlxdist")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--theirs", type=Path, help=argparse.SUPPRESS)  # one round of mlx-lm-lora, for this script
-    arguments = parser.parse_args()
-    if arguments.theirs:
-        print(json.dumps(train_theirs(arguments.theirs)))
-        return
-    if not arguments.model:
+    parser.add_argument("--tiny", action="store_true", help="a tiny random model instead")
+    given = parser.parse_args()
+    if not given.model and not given.tiny:
         parser.error("--model is needed")
-    model = str(Path(arguments.model).resolve()) if Path(arguments.model).exists() else arguments.model
-    leaf_tokens = arguments.leaf_tokens if arguments.leaf_tokens == "auto" else int(arguments.leaf_tokens)
-    rows = arguments.data.read_text().splitlines()[: arguments.pairs]
+    leaf_tokens = given.leaf_tokens if given.leaf_tokens == "auto" else int(given.leaf_tokens)
     ours, theirs = [], []
-    for _ in range(arguments.rounds):
+    for _ in range(given.rounds):
         with tempfile.TemporaryDirectory() as scratch:
-            prepare(Path(scratch), model, rows, arguments.steps, leaf_tokens)
-            ours.append(measure_ours(Path(scratch)))
-            theirs.append(measure_theirs(Path(scratch)))
-    packages = {name: version(name) for name in ("mlxdist", "mlx", "mlx-lm", "mlx-lm-lora")}
+            folder = Path(scratch)
+            model = _tiny(folder, given.method) if given.tiny else _absolute(given.model)
+            rows = _rows(given, folder)
+            prepare(folder, model, given.method, rows, given.steps, leaf_tokens)
+            ours.append(measure_ours(folder))
+            theirs.append(measure_theirs(folder))
+    names = ("mlxdist", "mlx", "mlx-lm", *(["mlx-lm-lora"] if given.method == "dpo" else []))
     machine = {"machine": platform.machine(), "system": platform.system(), "threads": THREADS}
-    settings = {"model": arguments.model, "pairs": len(rows), "leaf_tokens": leaf_tokens, "steps": arguments.steps}
-    print(json.dumps({**summary(ours, theirs), **settings, **machine, "versions": packages}, indent=2))
+    settings = {"method": given.method, "rows": len(rows), "leaf_tokens": leaf_tokens, "steps": given.steps}
+    found = {**summary(ours, theirs), **settings, **machine, "versions": {name: version(name) for name in names}}
+    print(json.dumps(found, indent=2))
+
+
+def _rows(given: argparse.Namespace, folder: Path) -> list[str]:
+    if given.prompt:
+        return made_rows(given.method, given.rows, given.prompt, given.response)
+    tiny, examples = folder / "tiny-data", Path(__file__).resolve().parent.parent / "examples"
+    data = given.data or ((tiny if given.tiny else examples / given.method) / "train.jsonl")
+    return data.read_text(encoding="utf-8").splitlines()[: given.rows]
+
+
+def _absolute(model: str) -> str:
+    return str(Path(model).resolve()) if Path(model).exists() else model
+
+
+def _tiny(folder: Path, method: str) -> str:
+    from scripts.toy_preferences import write_model, write_rows
+
+    write_model(folder / "tiny")
+    write_rows(folder / "tiny-data", method, 16)
+    return str(folder / "tiny")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ is sent, and can change or drop just that message. Each node has its own proxy, 
 coordinator's Accept is rewritten to name the proxy's data port.
 """
 
+import select
 import socket
 import threading
 import time
@@ -26,6 +27,7 @@ UP, DOWN = "up", "down"  # towards the coordinator, towards the node
 HOST = "127.0.0.1"
 GREETING_BYTES = 64  # of ZMTP 3, before the first frame
 MORE, LONG, COMMAND = 1, 2, 4  # the flags of a ZMTP frame
+LOOK_SECONDS = 1.0  # between two looks at a connection that waits
 RETRY_SECONDS = 0.05  # while no coordinator listens
 PATIENCE_SECONDS = 120.0  # the longest wait of an action
 
@@ -144,10 +146,12 @@ class Proxy:
         """Connects a waiting node to the coordinator, which may not run yet."""
         coordinator = None
         while coordinator is None:
-            self._online.wait()
-            if self._closed or _hung_up(node):
+            online = self._online.wait(LOOK_SECONDS)
+            if self._closed or _hung_up(node):  # an offline node tries again and again: none is kept for long
                 node.close()
                 return
+            if not online:
+                continue
             try:
                 coordinator = socket.create_connection((HOST, port))
             except OSError:
@@ -233,10 +237,10 @@ def _exactly(stream: BinaryIO, size: int) -> bytes:
 
 
 def _hung_up(pipe: socket.socket) -> bool:
-    """True if the other side has closed; takes nothing of what it may have sent."""
-    with suppress(BlockingIOError):
-        return not pipe.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    return False
+    """True if the other side has closed, whatever it has said before."""
+    poll = select.poll()
+    poll.register(pipe, getattr(select, "POLLRDHUP", 0))  # macOS tells it as POLLHUP, which is always looked for
+    return bool(poll.poll(0))
 
 
 def _end(pipe: socket.socket) -> None:

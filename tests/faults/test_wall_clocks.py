@@ -146,7 +146,7 @@ def test_wall_clocks_that_are_set_lose_no_node_and_change_no_bit(
 def test_a_schedule_over_hours_does_not_follow_a_wall_clock_that_is_set(
     clocks: dict[str, WallClock], port: int, model: Path, tmp_path: Path
 ) -> None:
-    hours = 8 / 3600
+    hours = 12 / 3600
     run = Launched(tmp_path / "hours", port, model, f"max_hours = {hours}", clocks["coordinator"])
     set_all({"coordinator": clocks["coordinator"]}, run, 2, 1)
     run.end()

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import msgspec
@@ -17,6 +17,7 @@ import pytest
 import zmq
 
 from mlxdist.coordinator.fleet.connections import GONE, source_of
+from mlxdist.coordinator.fleet.sockets import MOST_EVENTS, RouterHub
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.transport import CONTROL, DATA
 from mlxdist.protocol.wire import MAGIC, PREAMBLE, encode
@@ -223,6 +224,22 @@ def test_a_thousand_half_open_connections_change_nothing_and_are_closed(at_work:
         works_while(at_work, Repeated(lambda: next(says, "")))  # until all are closed: none was ready in time
     assert strangers.returncode == 0
     few_files(files + 100)
+
+
+def test_a_flood_of_connections_keeps_no_message_out() -> None:
+    """Their beginnings are noted a few at a time: messages and the cluster's clock have their turn in between."""
+    hub = RouterHub([HERE], 0)
+    with ExitStack() as flood:
+        for _ in range(MOST_EVENTS + 50):
+            stranger = flood.enter_context(socket.create_connection((HERE, hub.ports[CONTROL])))
+            stranger.settimeout(30.0)
+            assert stranger.recv(1), "the greeting of libzmq, which has told of the connection before"
+        noted = []
+        for _ in range(2):
+            hub.receive(0.0)
+            noted.append(len(hub._doorway.waiting))
+    hub.close()
+    assert noted == [MOST_EVENTS, MOST_EVENTS + 50]
 
 
 def test_looking_at_a_number_that_is_no_connection_any_more_leaves_no_file_open() -> None:

@@ -1,6 +1,8 @@
 """The comparison scripts write files that both sides can read, and their arithmetic is right."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import mlx.core as mx
@@ -9,6 +11,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from scripts import bench_preference, compare_mlx, compare_trl, toy_preferences
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("method", ["dpo", "kto"])
@@ -43,12 +47,22 @@ def test_losses_are_compared_relatively_and_step_by_step() -> None:
 
 
 def test_the_benchmark_leaves_the_first_step_out_of_later_epochs() -> None:
-    ours = [{"seconds": [9.0, 2.0, 2.0, 2.2], "peak_gb": 1.0}]
-    theirs = [{"seconds": [50.0, 4.0, 4.0, 4.4], "peak_gb": 4.0}]
+    ours = [{"seconds": [9.0, 2.0, 2.0, 2.2], "peak_gb": 1.0, "losses": []}]
+    theirs = [{"seconds": [50.0, 4.0, 4.0, 4.4], "peak_gb": 4.0, "losses": []}]
     measured = bench_preference.summary(ours, theirs)
     assert measured["mlxdist"]["first_epoch_seconds"] == 9.0
     assert measured["times_faster_from_the_second_epoch"] == 2.0
     assert measured["peak_memory_ratio"] == 0.25
+
+
+@pytest.mark.slow
+def test_the_benchmark_trains_kto_to_the_losses_of_a_plain_loop() -> None:
+    command = [sys.executable, "-m", "scripts.bench_preference", "--tiny", "--method", "kto", "--rounds", "1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    losses = json.loads(done.stdout)["losses_in_the_last_round"]  # stdout has nothing else
+    assert losses["mlxdist"] == pytest.approx(losses["other"], rel=1e-5)
+    assert losses["mlxdist"][0] == 0.5 > losses["mlxdist"][-1], "it learns"
 
 
 def test_half_of_the_pairs_is_every_second_one_by_length_as_mlx_lm_lora_cuts_a_batch(tmp_path: Path) -> None:

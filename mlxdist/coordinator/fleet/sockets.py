@@ -20,6 +20,7 @@ from mlxdist.protocol.wire import Frames
 
 BATCH = 256  # messages taken from a port before the other one is looked at, …
 BATCH_BYTES = 8 << 20  # … or about so many bytes
+MOST_EVENTS = 128  # of connections, noted before messages are taken again: a flood of them must not keep messages out
 MOST_QUEUED = 16  # messages that wait of one peer; then TCP makes it wait
 MOST_FRAMES = 3  # of a message of ours
 MOST_FRAME = 2 << 20  # bytes: no message to the coordinator has a longer frame; blocks have 1 MiB
@@ -214,8 +215,10 @@ class RouterHub:
         return arrived
 
     def _watch(self, monitor: "zmq.Socket[bytes]") -> None:
-        """Notes connections that come and go."""
-        while monitor.poll(0):
+        """Notes connections that come and go, up to MOST_EVENTS: the next `receive` looks at once for more."""
+        for _ in range(MOST_EVENTS):
+            if not monitor.poll(0):
+                return
             told = recv_monitor_message(monitor)
             match told["event"]:
                 case zmq.EVENT_ACCEPTED:

@@ -4,14 +4,15 @@ The packages of the lock are found by uv, which knows the conditions of another 
 stores them as they are. A second sync with the same lock asks the network for nothing.
 """
 
+import fcntl
 import hashlib
 import re
 import shutil
 import sys
 import tarfile
 import zipfile
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import distributions, requires
 from pathlib import Path
@@ -52,6 +53,15 @@ def cache_folder(environ: Mapping[str, str]) -> Path:
     return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlxdist"
 
 
+@contextmanager
+def held(cache: Path) -> Iterator[None]:
+    """Holds the cache, which is made first; waits while another sync downloads into it."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def managed_python(cache: Path, platform: Platform) -> File | None:
     """Returns an archive with the interpreter that uv manages for a platform; None where it cannot be downloaded."""
     found = sorted(cache.glob(f"cpython-{MINORS[0]}.*-{platform.python}.tar.gz"))
@@ -71,11 +81,10 @@ def managed_python(cache: Path, platform: Platform) -> File | None:
 
 
 def kit_for(cache: Path, platform: Platform, minor: str, python: File | None) -> Kit:
-    """Returns all files for hosts of a platform with Python `minor`; downloads what the cache does not hold.
+    """Returns all files for hosts of a platform with Python `minor`; downloads what the cache, held, does not have.
 
     Raises UserError when a package cannot be found or fetched.
     """
-    cache.mkdir(parents=True, exist_ok=True)
     uv = uv_for(cache, platform)
     lock = _lock(cache, platform, minor)
     folder = cache / f"{platform.uv}-py{minor}-{hashlib.sha256(lock.encode()).hexdigest()[:12]}"

@@ -11,7 +11,7 @@ from mlxdist.coordinator.launch.elsewhere import coordinator_node
 from mlxdist.coordinator.launch.findings import finding
 from mlxdist.coordinator.launch.ssh import Target, everywhere, run, target_of
 from mlxdist.coordinator.launch.workdir import workdir_of
-from mlxdist.coordinator.sync.downloads import Kit, kit_for, managed_python
+from mlxdist.coordinator.sync.downloads import Kit, held, kit_for, managed_python
 from mlxdist.coordinator.sync.environment import clean, is_made, make
 from mlxdist.coordinator.sync.files import File, copied, differing
 from mlxdist.coordinator.sync.host_facts import MINORS, HostFacts, Platform, facts_script, read_facts
@@ -93,7 +93,8 @@ def prepared(
             yield Progress(node.name, "", result=facts, failed=True)
             continue
         yield Progress(node.name, "downloading what is not on this machine yet")
-        wanted = None if node.python else _kit(kits, cache, facts)
+        with held(cache):
+            wanted = None if node.python else _kit(kits, cache, facts)
         if isinstance(wanted, str):
             yield Progress(node.name, "", result=wanted, failed=True)
             continue

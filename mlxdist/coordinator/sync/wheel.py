@@ -11,6 +11,7 @@ import zipfile
 from importlib.metadata import distribution
 from pathlib import Path
 
+from mlxdist.coordinator.sync.files import aside
 from mlxdist.protocol.version import VERSION
 from mlxdist.protocol.versions import package_files
 
@@ -36,11 +37,10 @@ def write_wheel(folder: Path) -> Path:
     files[f"{info}/entry_points.txt"] = SCRIPTS.encode()
     record = "".join(f"{name},sha256={_digest(data)},{len(data)}\n" for name, data in files.items())
     files[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()
-    aside = path.with_suffix(".part")
-    with zipfile.ZipFile(aside, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(aside(path), "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in files.items():
             archive.writestr(zipfile.ZipInfo(name, DATE), data, zipfile.ZIP_DEFLATED)
-    return aside.replace(path)
+    return aside(path).replace(path)
 
 
 def _digest(data: bytes) -> str:
