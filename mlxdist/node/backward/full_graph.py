@@ -30,7 +30,21 @@ from mlxdist.node.backward.supervised import Supervised, check_vocabulary, row_s
 def full_graph_backward(
     model: nn.Module, batches: Sequence[Supervised], loss: Loss, *, head_chunk: int, supervised_head: bool
 ) -> Events:
-    """Builds the graph of each batch's row sums of log-probs [B] and of `loss`'s gradient; the events compute it."""
+    """Builds the graph of the row sums and of `loss`'s gradient; the events compute it."""
+    return _computed(*full_graph(model, batches, loss, head_chunk=head_chunk, supervised_head=supervised_head))
+
+
+def _computed(sums: list[mx.array], gradients: dict[str, mx.array]) -> Events:
+    with computing(sums, gradients):
+        yield Computing()
+    yield RowSums(sums)
+    yield FinalPart(gradients)
+
+
+def full_graph(
+    model: nn.Module, batches: Sequence[Supervised], loss: Loss, *, head_chunk: int, supervised_head: bool
+) -> tuple[list[mx.array], dict[str, mx.array]]:
+    """Returns each batch's row sums of log-probs [B] and the gradient of `loss` by parameter name, not evaluated."""
     parameters = trainable(model)
     names = list(parameters)
     sums: list[mx.array] = []
@@ -43,14 +57,7 @@ def full_graph_backward(
             return [loss(sums)]
 
     gradients = mx.vjp(scalar, list(parameters.values()), [mx.array(1.0)])[1]
-    return _computed(sums, dict(zip(names, gradients, strict=True)))
-
-
-def _computed(sums: list[mx.array], gradients: dict[str, mx.array]) -> Events:
-    with computing(sums, gradients):
-        yield Computing()
-    yield RowSums(sums)
-    yield FinalPart(gradients)
+    return sums, dict(zip(names, gradients, strict=True))
 
 
 def _through_supervised_head(
