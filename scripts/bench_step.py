@@ -7,8 +7,8 @@
 Both trainers get the same rows with masked prompts, the same LoRA layers, one thread and the same BLAS. Each trains
 epochs over all rows in its own order and batches, and they take turns: one step of mlxdist, on a real node over the
 wire, one step of `mlx_lm.tuner.train`. A pair is one epoch of each; the first epoch, in which mlx-lm compiles, does
-not count. Then one step of about a second is computed in turns by the node and in this process alone. Prints JSON,
-which docs/benchmarks.md explains.
+not count. Then one step of about a second is computed in turns by the node and in this process alone, and the steps of
+one epoch here, to see the part of them in which graphs are built. Prints JSON, which docs/benchmarks.md explains.
 """
 
 import argparse
@@ -40,6 +40,8 @@ data = "train.jsonl"
 size = {batch}
 leaf_tokens = {leaf_tokens}
 max_length = {max_length}
+[memory]
+segment_size = {segment_size}
 [lora]
 rank_scaling = "constant"
 """
@@ -57,6 +59,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=3, help="epochs of each side that count")
     parser.add_argument("--batch", type=int, default=4, help="rows in a step")
     parser.add_argument("--leaf-tokens", default="auto", help="tokens of a leaf of ours; mlx-lm takes the batch whole")
+    parser.add_argument("--segment-size", default="off", help="layers of a segment of ours, or off: the whole graph")
     parser.add_argument("--max-length", type=int, default=1024)
     parser.add_argument("--tiny", action="store_true", help="a tiny random model instead")
     given = parser.parse_args()
@@ -75,8 +78,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         model = tiny_model(folder / "tiny") if given.tiny else Path(given.model).resolve()
-        leaf_tokens = given.leaf_tokens if given.leaf_tokens == "auto" else int(given.leaf_tokens)
-        settings = {"batch": given.batch, "leaf_tokens": leaf_tokens, "max_length": given.max_length}
+        settings = {"batch": given.batch, "max_length": given.max_length}
+        for name, value in (("leaf_tokens", given.leaf_tokens), ("segment_size", given.segment_size)):
+            settings[name] = int(value) if value.isdigit() else value
         written = {name: json.dumps(value) for name, value in settings.items()}
         (folder / "run.toml").write_text(RUN_TOML.format(model=json.dumps(str(model)), **written))
         (folder / "train.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
