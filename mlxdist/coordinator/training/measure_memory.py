@@ -120,7 +120,7 @@ def probe(node: NodeSpec, roster: Roster, folder: Path, order: ProbeOrder) -> Pr
         last = (answer.err.strip().splitlines() or [f"no answer within {PROBE_SECONDS:.0f} s"])[-1]
         return quoted(last, 200)
     try:
-        return read_answer(answer.out.encode())
+        return read_answer((answer.out.strip().splitlines() or [""])[-1].encode())  # a model's code may print, too
     except ValueError as error:
         return quoted(str(error), 200)
 
