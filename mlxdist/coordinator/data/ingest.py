@@ -9,9 +9,9 @@ from typing import Any
 
 from mlxdist.coordinator.batch.row_store import TARGET, RowStore
 from mlxdist.coordinator.data.columns import NamedRow, named
-from mlxdist.coordinator.data.long_texts import encode_all
 from mlxdist.coordinator.data.records import Record, Source
 from mlxdist.coordinator.encode.encoding import Draft, Encoded, Encoding
+from mlxdist.coordinator.encode.long_texts import encode_all
 from mlxdist.coordinator.encode.preference import draft_pair
 from mlxdist.coordinator.encode.remarks import Tally
 from mlxdist.coordinator.encode.row_errors import RowError, RowFault

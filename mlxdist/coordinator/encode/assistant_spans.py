@@ -21,12 +21,23 @@ STAND_INS = "ЖΩ字ƶɸʬQZXJ"
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A turn's place in the whole render, and the texts whose tokens come before its start and before its end."""
+    """A turn's place in the whole render."""
 
     start: int
     end: int
-    before: str  # "": the turn is the first thing there is
-    through: str | None  # None: the turn goes to the end
+    text: str  # the whole render
+    more: str = ""  # what a generation prompt has behind `start` and the render has not, such as an opened thought
+    last: bool = False  # the turn goes to the end
+
+    @property
+    def before(self) -> str:
+        """The text whose tokens come before its start; "": the turn is the first thing there is."""
+        return self.text[: self.start] + self.more
+
+    @property
+    def through(self) -> str | None:
+        """The text whose tokens come before its end; None: the turn goes to the end."""
+        return None if self.last else self.text[: self.end]
 
 
 @dataclass(frozen=True)
@@ -73,11 +84,11 @@ def rendered(messages: Sequence[Message], template: Renderer, kwargs: Mapping[st
 
 def turn(whole: Conversation, place: int) -> Turn:
     """The turn of message `place` in the whole render. Raises RowError where the template shows nothing of it."""
-    before, start = _start(whole, place)
+    start, more = _start(whole, place)
     last = place == len(whole.messages) - 1
     end = len(whole.text) if last else _end(whole, place, start)
     _check_shown(whole, place, whole.text[start:end])
-    return Turn(start, end, before, None if last else whole.text[:end])
+    return Turn(start, end, whole.text, more, last)
 
 
 def own_words(whole: Conversation, place: int) -> int:
@@ -86,19 +97,18 @@ def own_words(whole: Conversation, place: int) -> int:
     return len(whole.text) if other is None else common_prefix(whole.text, other.text)
 
 
-def _start(whole: Conversation, place: int) -> tuple[str, int]:
+def _start(whole: Conversation, place: int) -> tuple[int, str]:
+    """A turn's first character, and what the generation prompt has behind it that the whole render has not."""
     if place == 0:
-        start = _first_start(whole)
-        return whole.text[:start], start
+        return _first_start(whole), ""
     prompt = whole.part(place, prompt=True)
     if prompt and whole.text.startswith(prompt):
-        return prompt, len(prompt)
+        return len(prompt), ""
     shared, closed = common_prefix(whole.text, prompt), len(whole.part(place))
     if prompt and shared >= closed > 0:
         start = max(_before_tag(whole.text[: min(shared, own_words(whole, place))]), closed)
-        return (prompt if start == shared else whole.text[:start]), start
-    start = _after_header(whole, place, prompt)
-    return whole.text[:start], start
+        return start, prompt[shared:] if start == shared else ""
+    return _after_header(whole, place, prompt), ""
 
 
 def _before_tag(text: str) -> int:

@@ -28,7 +28,7 @@ def turns(whole: Conversation, places: Sequence[int]) -> list[Turn]:
     found: dict[int, Turn] = {}
     for same in kinds.values():
         found |= {place: turn(whole, place) for place in (same[0], same[-1])}
-        distances = {_distance(whole, found[place], contents.get(place)) for place in (same[0], same[-1])}
+        distances = {_distance(found[place], contents.get(place)) for place in (same[0], same[-1])}
         distance = distances.pop()
         for place in same[1:-1]:
             found[place] = turn(whole, place) if distances or not distance else _at(whole, contents[place], distance)
@@ -74,18 +74,13 @@ def _kind(whole: Conversation, contents: dict[int, Place], place: int) -> Kind |
     return (*around, whole.text[before:start], whole.text[end:behind])
 
 
-def _distance(whole: Conversation, found: Turn, content: Place | None) -> Distance | None:
-    """The characters of a turn before and behind its content, and what the text before it has more.
-
-    None where its texts do not go on from starts of the render.
-    """
-    start = whole.text[: found.start]
-    if content is None or not found.before.startswith(start) or found.through != whole.text[: found.end]:
+def _distance(found: Turn, content: Place | None) -> Distance | None:
+    """The characters of a turn before and behind its content, and what the text before it has more."""
+    if content is None or found.last:
         return None
-    return content[0] - found.start, found.end - content[1], found.before[found.start :]
+    return content[0] - found.start, found.end - content[1], found.more
 
 
 def _at(whole: Conversation, content: Place, distance: Distance) -> Turn:
     before, behind, more = distance
-    start, end = content[0] - before, content[1] + behind
-    return Turn(start, end, whole.text[:start] + more, whole.text[:end])
+    return Turn(content[0] - before, content[1] + behind, whole.text, more)

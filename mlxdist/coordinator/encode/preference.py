@@ -12,6 +12,7 @@ from mlxdist.coordinator.encode.boundaries import boundary, common_prefix, cut_l
 from mlxdist.coordinator.encode.encoding import Draft, Encoded, Encoding
 from mlxdist.coordinator.encode.exchange import Exchange, exchange_of
 from mlxdist.coordinator.encode.labels import label_of
+from mlxdist.coordinator.encode.many_turns import turns as turns_of
 from mlxdist.coordinator.encode.messages import is_empty_turn, marks_of
 from mlxdist.coordinator.encode.remarks import Remark
 from mlxdist.coordinator.encode.row_errors import RowError
@@ -92,10 +93,12 @@ def _response(given: Exchange, place: int, name: str, fields: Mapping[str, Any],
     whole = rendered(messages, encoding.template, kwargs)
     remarks = unshown = unused(whole)
     first = turn(whole, len(opening))
-    for at in range(len(opening), len(messages)):
-        if messages[at]["role"] == "assistant":
-            found = first if at == len(opening) else turn(whole, at)  # refuses a turn that the template does not show
-            remarks = [*remarks, *turn_remarks(whole, at, found, encoding.template, unshown)]
+    others = [at for at in range(len(opening) + 1, len(messages)) if messages[at]["role"] == "assistant"]
+    shown = dict(zip(others, turns_of(whole, others), strict=True))  # refuses a turn that the template does not show
+    if messages[len(opening)]["role"] == "assistant":
+        shown = {len(opening): first, **shown}
+    for at, found in shown.items():
+        remarks = [*remarks, *turn_remarks(whole, at, found, encoding.template, unshown)]
     return _Response(whole.text, first.before, None, not encoding.template.closes(messages), tuple(remarks))
 
 

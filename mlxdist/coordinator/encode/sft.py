@@ -13,6 +13,7 @@ from mlxdist.coordinator.encode.messages import Message, filled_text, is_empty_t
 from mlxdist.coordinator.encode.remarks import Remark
 from mlxdist.coordinator.encode.row_errors import RowError
 from mlxdist.coordinator.encode.shown import turn_remarks, unused
+from mlxdist.coordinator.encode.starts import Start, starts_of
 from mlxdist.coordinator.encode.turn_tokens import TokenSpan, token_span, with_end_token
 
 Marks = Sequence[bool | None]  # per message: trained, not trained, or as data.train_on says
@@ -64,14 +65,15 @@ def _draft_messages(
     closes = encoding.template.closes(messages)
     places = _masked(messages, marks) if everything else _trained(messages, marks, start, encoding)
     turns = turns_of(whole, places)
-    texts = [text for each in turns for text in (each.before, each.through or "")]
+    borders = [start for each in turns for start in (Start(each.start, each.more), Start(each.end))]
+    starts = starts_of(whole.text, borders, encoding.tokenizer)
     ends_open = messages[-1]["role"] == "assistant" and not closes
 
     def finish(ids: Sequence[list[int]]) -> list[Encoded]:
-        full, spans = ids[0], []
-        for place, each in enumerate(turns):
-            before, through = ids[1 + 2 * place], ids[2 + 2 * place]
-            span = token_span(full, before, None if each.through is None else through, encoding)
+        full, found, spans = ids[0], starts.found(ids, encoding.tokenizer), []
+        for each in turns:
+            before, through = next(found), next(found)
+            span = token_span(full, before, None if each.last else through, encoding)
             spans.append(span if closes else with_end_token(full, span, encoding))
         ended = encoding.ended(full) if ends_open else full
         return [_finished(encoding, ended, _outside(spans) if everything else spans)]
@@ -81,7 +83,7 @@ def _draft_messages(
     if not everything:
         for place, found in zip(places, turns, strict=True):
             said += turn_remarks(whole, place, found, encoding.template, unshown)
-    return Draft((whole.text, *texts), finish, tuple(said))
+    return Draft(starts.texts, finish, tuple(said))
 
 
 def _trained(messages: Sequence[Message], marks: Marks, start: int, encoding: Encoding) -> list[int]:

@@ -5,26 +5,24 @@ Shapes: T tokens of the whole render; a span is (start, end) in them, end None b
 
 from collections.abc import Sequence
 
-from mlxdist.coordinator.encode.boundaries import boundary, common_prefix
 from mlxdist.coordinator.encode.encoding import Encoding
+from mlxdist.coordinator.encode.starts import StartIds
 
 TokenSpan = tuple[int, int | None]
 
 
-def token_span(
-    full: Sequence[int], before: Sequence[int], through: Sequence[int] | None, encoding: Encoding
-) -> TokenSpan:
+def token_span(full: Sequence[int], before: StartIds, through: StartIds | None, encoding: Encoding) -> TokenSpan:
     """The tokens of a turn: those that hold at least one character of it.
 
     `before` and `through` are the ids of the texts up to its start and up to its end; `through` None: the turn ends the
     row. A token that merges across the start or the end belongs to the turn. Raises AssertionError for an empty span.
     """
-    start = boundary(full, before)
+    start = min(before.shared(full), max(len(full) - 1, 0))  # one token stays supervised
     if through is None:
         return start, None
-    end = common_prefix(full, through)
-    if end < len(through):  # the last token goes on behind the turn
-        left = len(encoding.tokenizer.decode(through[end:]))
+    end = through.shared(full)
+    if behind := through.behind(end):  # the last token goes on behind the turn
+        left = len(encoding.tokenizer.decode(behind))
         first = end
         while end < len(full) and len(encoding.tokenizer.decode(full[first:end])) < left:
             end += 1

@@ -19,7 +19,7 @@ from mlxdist.node.backward.dropout import no_dropout
 from mlxdist.node.backward.events import gathered
 from mlxdist.node.backward.layer_hooks import Call, replaced_calls
 from mlxdist.node.backward.layout import alone, pack
-from mlxdist.node.backward.packing import Piece, of_piece, packed
+from mlxdist.node.backward.packing import by_piece, packed
 from mlxdist.node.backward.supervised import Supervised
 from mlxdist.protocol.leaves import Row
 from mlxdist.protocol.packing import APART, BY_PIECE, MODES, PACKED
@@ -104,10 +104,9 @@ def find_mixers(model: nn.Module, items: Items) -> tuple[type[nn.Module], ...]:
     A class that cannot be called on a packed row at all is one of them.
     """
     batch = pack(items)
-    total, piece = batch.inputs.shape[1], batch.packing.pieces[1]
     children = {id(module): module for layer in model.layers if layer is not None for module in _children(layer)}
     kinds = sorted({type(module) for module in children.values()}, key=lambda kind: kind.__name__)
-    return tuple(kind for kind in kinds if _mixes(model, batch, kind, children, piece, total))
+    return tuple(kind for kind in kinds if _mixes(model, batch, kind, children))
 
 
 def _children(layer: nn.Module) -> list[nn.Module]:
@@ -115,11 +114,10 @@ def _children(layer: nn.Module) -> list[nn.Module]:
     return [module for module in found.values() if isinstance(module, nn.Module)]
 
 
-def _mixes(
-    model: nn.Module, batch: Supervised, kind: type[nn.Module], own: dict[int, nn.Module], piece: Piece, total: int
-) -> bool:
+def _mixes(model: nn.Module, batch: Supervised, kind: type[nn.Module], own: dict[int, nn.Module]) -> bool:
     """Returns True when modules of this class give a piece something else on the packed row than alone."""
     seen: list[tuple[mx.array, mx.array]] = []
+    pieces, total = batch.packing.pieces, batch.inputs.shape[1]
     whole = mx.fast.rope, mx.fast.scaled_dot_product_attention
 
     def watch(call: Call) -> Call:
@@ -127,14 +125,14 @@ def _mixes(
             result = call(module, *args, **kwargs)
             given = [value for value in (*args, *kwargs.values()) if isinstance(value, mx.array) and value.ndim == 3]
             if id(module) in own and isinstance(result, mx.array) and any(value.shape[1] == total for value in given):
-                by_piece = mx.fast.rope, mx.fast.scaled_dot_product_attention
+                replaced = mx.fast.rope, mx.fast.scaled_dot_product_attention
                 mx.fast.rope, mx.fast.scaled_dot_product_attention = whole
                 try:
-                    cut = {name: of_piece(value, piece, total) for name, value in kwargs.items()}
-                    expected = call(module, *(of_piece(value, piece, total) for value in args), **cut)
+                    cut = {name: by_piece(value, pieces)[1] for name, value in kwargs.items()}
+                    expected = call(module, *(by_piece(value, pieces)[1] for value in args), **cut)
                 finally:
-                    mx.fast.rope, mx.fast.scaled_dot_product_attention = by_piece
-                seen.append((piece.own(result, 1), expected))
+                    mx.fast.rope, mx.fast.scaled_dot_product_attention = replaced
+                seen.append((pieces[1].own(result, 1), expected))
             return result
 
         return watched

@@ -8,7 +8,7 @@ a convolution, attention in plain operations) is a *mixer*; its class is called 
 Shapes: T tokens of the packed row, D hidden size. x [.., T, ..] is any array with T on one axis.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import get_ident
@@ -23,9 +23,9 @@ from mlxdist.node.backward.pytree import UnsupportedError
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The tokens [start, end) of a packed row, which attend to `prefix` (a range before them, or none) and themselves.
+    """The tokens [start, end) of a packed row, which attend to `prefix` and themselves.
 
-    The first one has the position that follows the prefix.
+    The prefix is none, or the beginning of a piece before it. The first token has the position that follows it.
     """
 
     start: int
@@ -64,6 +64,7 @@ class Packing:
 
 
 NOT_PACKED = Packing()
+FAN = 8  # parts of one split
 
 
 @contextmanager
@@ -124,11 +125,15 @@ class _ByPiece:
             if not self.inside or self.alone or not _takes_row(args, kwargs, self.total):
                 return call(module, *args, **kwargs)
             outputs = []
+            cut_args = [by_piece(value, self.pieces) for value in args]
+            cut_kwargs = {name: by_piece(value, self.pieces) for name, value in kwargs.items()}
             self.alone = True
             try:
-                for piece in self.pieces:
+                for place, piece in enumerate(self.pieces):
                     y = call(
-                        module, *(of_piece(a, piece, self.total) for a in args), **_each(kwargs, piece, self.total)
+                        module,
+                        *(each[place] for each in cut_args),
+                        **{name: each[place] for name, each in cut_kwargs.items()},
                     )
                     _expect(isinstance(y, mx.array) and y.ndim == 3, "a mixer returns more than hidden states")
                     outputs.append(y[:, piece.offset :])
@@ -143,7 +148,10 @@ class _ByPiece:
         if self._not_ours():
             return self.rope(x, *args, offset=offset, **kwargs)
         _expect(x.shape[-2] == self.total, "rope over another length")
-        turned = [self.rope(piece.own(x, -2), *args, offset=offset + piece.offset, **kwargs) for piece in self.pieces]
+        turned = [
+            self.rope(part, *args, offset=offset + piece.offset, **kwargs)
+            for piece, part in zip(self.pieces, _own(x, self.pieces, -2), strict=True)
+        ]
         return mx.concatenate(turned, axis=-2)
 
     def attention_by_piece(self, q: mx.array, k: mx.array, v: mx.array, *, mask: Any = None, **kwargs: Any) -> mx.array:
@@ -151,11 +159,10 @@ class _ByPiece:
         if self._not_ours():
             return self.attention(q, k, v, mask=mask, **kwargs)
         _expect(q.shape[-2] == k.shape[-2] == self.total, "attention over another length")
+        cut = zip(_own(q, self.pieces, -2), *(_seen(each, self.pieces, -2) for each in (k, v)), strict=True)
         outputs = [
-            self.attention(
-                piece.own(q, -2), piece.seen(k, -2), piece.seen(v, -2), mask=_mask(mask, piece, self.total), **kwargs
-            )
-            for piece in self.pieces
+            self.attention(*parts, mask=_mask(mask, piece, self.total), **kwargs)
+            for piece, parts in zip(self.pieces, cut, strict=True)
         ]
         return mx.concatenate(outputs, axis=-2)
 
@@ -164,17 +171,57 @@ class _ByPiece:
         return self.alone or get_ident() != self.thread
 
 
-def of_piece(value: Any, piece: Piece, total: int) -> Any:
-    """Returns a mixer's argument for one piece: hidden states [1, T, D] and masks [.., T, T] are cut, the rest stays.
+def by_piece(value: Any, pieces: Sequence[Piece]) -> Sequence[Any]:
+    """Returns a mixer's argument for each piece: hidden states [1, T, D] and masks [.., T, T] are cut, the rest stays.
 
     Raises UnsupportedError for another array with T on an axis.
     """
+    total = pieces[-1].end
     if not isinstance(value, mx.array) or total not in value.shape:
-        return value
-    if value.shape[-2:] == (total, total):  # a row's own mask is the one at its start
-        return value[..., : piece.total, : piece.total]
-    _expect(value.ndim == 3 and value.shape[1] == total, "a mixer is given more than hidden states and a mask")
-    return piece.seen(value, 1)
+        return [value] * len(pieces)
+    hidden = value.ndim == 3 and value.dtype != mx.bool_  # T may be D
+    if not hidden and value.shape[-2:] == (total, total):  # a row's own mask is the one at its start
+        return [value[..., : piece.total, : piece.total] for piece in pieces]
+    _expect(hidden and value.shape[1] == total, "a mixer is given more than hidden states and a mask")
+    return _seen(value, pieces, 1)
+
+
+def _own(x: mx.array, pieces: Sequence[Piece], axis: int) -> Sequence[mx.array]:
+    """Returns each piece's own part of `x` [.., T, ..].
+
+    Not by slices: the gradient of each would be as long as the row, and that of all would grow with its square.
+    """
+    return _split(x, 0, [piece.end for piece in pieces], axis)
+
+
+def _split(x: mx.array, start: int, ends: Sequence[int], axis: int) -> Sequence[mx.array]:
+    """Returns the parts of `x` up to each of `ends`, places in a row of which `x` begins at `start`.
+
+    In groups of groups: mlx's work for one operation grows with the square of its outputs.
+    """
+    if len(ends) == 1:
+        return [x]
+    size = 1
+    while size * FAN < len(ends):
+        size *= FAN
+    groups = [ends[place : place + size] for place in range(0, len(ends), size)]
+    starts = [start, *(group[-1] for group in groups[:-1])]
+    parts: Any = mx.split(x, [end - start for end in starts[1:]], axis)  # a list, which mlx's types call an array
+    return [
+        piece
+        for part, first, group in zip(parts, starts, groups, strict=True)
+        for piece in _split(part, first, group, axis)
+    ]
+
+
+def _seen(x: mx.array, pieces: Sequence[Piece], axis: int) -> Sequence[mx.array]:
+    """Returns the prefix's part of `x` [.., T, ..] and the own one for each piece, [.., total, ..]."""
+    own = _own(x, pieces, axis)
+    begin = {piece.start: part for piece, part in zip(pieces, own, strict=True)}
+    return [
+        mx.concatenate([_cut(begin[piece.prefix[0]], axis, 0, piece.offset), part], axis) if piece.offset else part
+        for piece, part in zip(pieces, own, strict=True)
+    ]
 
 
 def _mask(mask: Any, piece: Piece, total: int) -> Any:
@@ -193,10 +240,6 @@ def _mask(mask: Any, piece: Piece, total: int) -> Any:
 def _takes_row(args: Any, kwargs: Any, total: int) -> bool:
     """Returns True when a call is given hidden states [B, T, D]."""
     return any(isinstance(a, mx.array) and a.ndim == 3 and a.shape[1] == total for a in (*args, *kwargs.values()))
-
-
-def _each(kwargs: dict[str, Any], piece: Piece, total: int) -> dict[str, Any]:
-    return {name: of_piece(value, piece, total) for name, value in kwargs.items()}
 
 
 def _cut(x: mx.array, axis: int, start: int, end: int) -> mx.array:

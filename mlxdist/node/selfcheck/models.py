@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -10,7 +11,9 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
+from mlxdist.node.backward.backward import WHOLE, GradientPath
 from mlxdist.node.backward.parameters import trainable
+from mlxdist.node.selfcheck.rows import pairs_leaf, rows_leaf
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import numerics
 from mlxdist.protocol.leaves import Leaf
@@ -18,7 +21,7 @@ from mlxdist.protocol.leaves import Leaf
 VOCABULARY = 96
 TOKENS = 48
 GROUP = 32  # of quantization
-TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "in_proj_qkv", "out_proj")
 TINY: Mapping[str, Any] = MappingProxyType(
     {
         "hidden_size": 64,
@@ -36,15 +39,16 @@ TINY: Mapping[str, Any] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Case:
-    """A model, made when it is needed, and the rows of its leaf."""
+    """A model, made when it is needed, the leaf that it trains on, and the path of its gradient."""
 
     make: Callable[[], nn.Module]
-    rows: int = 1
+    leaf: Callable[[], Leaf]
+    path: GradientPath = WHOLE
 
-    def leaf(self) -> Leaf:
-        """Returns a leaf of the canary's rows."""
-        both = numerics.canary_leaf(VOCABULARY, TOKENS)
-        return Leaf(0, both.rows[: self.rows])
+
+def canary_rows(count: int) -> Leaf:
+    """Returns a leaf of the first rows of the canary."""
+    return Leaf(0, numerics.canary_leaf(VOCABULARY, TOKENS).rows[:count])
 
 
 def dense(**sizes: Any) -> nn.Module:
@@ -88,6 +92,28 @@ def four_bits() -> nn.Module:
     return with_lora(drawn(model))
 
 
+def hybrid(**sizes: Any) -> nn.Module:
+    """Makes a qwen3_5 of four layers: three with gated-delta attention, one with full attention."""
+    from mlx_lm.models import qwen3_5
+
+    config = {
+        **TINY,
+        "model_type": "qwen3_5_text",
+        "num_hidden_layers": 4,
+        "max_position_embeddings": 4096,
+        "linear_num_value_heads": 2,
+        "linear_num_key_heads": 2,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+        "linear_conv_kernel_dim": 4,
+        "full_attention_interval": 4,
+        "num_experts": 0,
+        **sizes,
+    }
+    mx.random.seed(7)  # of the gates, which are no matrices
+    return with_lora(drawn(qwen3_5.Model(qwen3_5.ModelArgs(model_type="qwen3_5", text_config=config))))
+
+
 def half() -> nn.Module:
     """Makes a llama in bfloat16, of half the size: processors without this type are slow."""
     from mlx_lm.models import llama
@@ -100,11 +126,20 @@ def half() -> nn.Module:
 
 CASES: Mapping[str, Case] = MappingProxyType(
     {
-        "dense": Case(dense),
-        "packed": Case(dense, rows=2),
-        "MoE": Case(mixture),
-        "4-bit": Case(four_bits),
-        "bf16": Case(half),
+        "dense": Case(dense, partial(canary_rows, 1)),
+        "packed": Case(dense, partial(canary_rows, 2)),
+        "MoE": Case(mixture, partial(canary_rows, 1)),
+        "4-bit": Case(four_bits, partial(canary_rows, 1)),
+        "bf16": Case(half, partial(canary_rows, 1)),
+    }
+)
+
+# Heads and lengths for which Metal has other kernels than for tiny ones.
+LARGER: Mapping[str, Case] = MappingProxyType(
+    {
+        "long": Case(partial(dense, head_dim=64), partial(rows_leaf, [301], VOCABULARY)),
+        "pairs": Case(partial(dense, head_dim=64), partial(pairs_leaf, 2, 70, 33, VOCABULARY)),
+        "hybrid": Case(hybrid, partial(rows_leaf, [150], VOCABULARY), GradientPath(chunked=True)),
     }
 )
 
@@ -135,8 +170,8 @@ def with_lora(model: nn.Module) -> nn.Module:
     from mlx_lm.tuner.utils import linear_to_lora_layers
 
     model.freeze()
-    layer = model.layers[0]
-    keys = [path for path, _ in layer.named_modules() if path.rpartition(".")[2] in TARGETS]
+    paths = [path for layer in model.layers for path, _ in layer.named_modules()]
+    keys = [path for path in dict.fromkeys(paths) if path.rpartition(".")[2] in TARGETS]
     linear_to_lora_layers(model, len(model.layers), {"rank": 4, "scale": 1.0, "dropout": 0.0, "keys": keys})
     manifest = manifests.make({name: tuple(value.shape) for name, value in trainable(model).items()})
     parts = manifests.split(manifest, numerics.canary_adapter(manifest))

@@ -1,42 +1,36 @@
 """The measurements of the self-check. Each runs in a process of its own: a crash in one is a result and ends no other.
 
-python -m mlxdist.node.selfcheck.selfcheck bits      # prints one JSON object
+python -m mlxdist.node.selfcheck.selfcheck bits 1      # prints one JSON object
 """
 
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from types import MappingProxyType
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 
-from mlxdist.node.backward.backward import Batch, GradientPath, MicroBatch, backward
-from mlxdist.node.backward.choose_packing import PackingChoice
-from mlxdist.node.backward.events import gathered
+from mlxdist.node.backward.backward import GradientPath
+from mlxdist.node.backward.comparison import distance, in_short
 from mlxdist.node.selfcheck import models
+from mlxdist.node.selfcheck.compiled import compiled
+from mlxdist.node.selfcheck.cross_entropy import cross_entropy
+from mlxdist.node.selfcheck.devices import on_both_devices
+from mlxdist.node.selfcheck.forms import chunked, packed_rows
+from mlxdist.node.selfcheck.gradients import TOGETHER, leaf_gradient
+from mlxdist.node.selfcheck.training import beside_mlx_lm, speed
 from mlxdist.node.work.objective import passes
 
 TIMES = 5  # that each leaf's gradient is computed
-HEAD_CHUNK = 16
-GEMM_SIZE, GEMM_SECONDS = 1024, 2.0
+GEMM_SIZE = 1024
 EXACT_SIZE = 256  # of the product that is compared with float64
-HEARTBEAT, EVALUATION_SECONDS = 0.02, 3.0
-SPEED_LENGTH, SPEED_SECONDS = 512, 8.0
-SPEED_MODEL = {
-    "hidden_size": 256,
-    "num_hidden_layers": 8,
-    "intermediate_size": 704,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 32,
-    "vocab_size": 8192,
-}
+HEARTBEAT = 0.02  # seconds between two heartbeats
 
 
 def facts() -> dict[str, Any]:
@@ -62,16 +56,16 @@ def bits() -> dict[str, Any]:
     return {name: _or_error(partial(_digests, case)) for name, case in models.CASES.items()}
 
 
-def gemm() -> dict[str, Any]:
+def gemm(seconds: float) -> dict[str, Any]:
     """Returns the error of a float32 matrix product against float64, and the GFLOP/s of a large one."""
     random = np.random.default_rng(0)
     left, right = (random.standard_normal((EXACT_SIZE, EXACT_SIZE)).astype(np.float32) for _ in range(2))
     exact = left.astype(np.float64) @ right.astype(np.float64)
     got = np.array(mx.array(left) @ mx.array(right), np.float64)
     large = mx.array(random.standard_normal((GEMM_SIZE, GEMM_SIZE)).astype(np.float32))
-    seconds = _fastest(lambda: mx.eval(large @ large), GEMM_SECONDS)
+    fastest = _fastest(lambda: mx.eval(large @ large), seconds)
     error = float(np.linalg.norm(got - exact) / np.linalg.norm(exact))
-    return {"relative_error": error, "gflops": 2 * GEMM_SIZE**3 / seconds / 1e9}
+    return {"relative_error": error, "gflops": 2 * GEMM_SIZE**3 / fastest / 1e9}
 
 
 def segments() -> dict[str, Any]:
@@ -79,8 +73,8 @@ def segments() -> dict[str, Any]:
     return {name: _or_error(partial(_distance, case)) for name, case in models.CASES.items()}
 
 
-def heartbeats() -> dict[str, Any]:
-    """Returns the longest gap between two heartbeats of a thread beside a long evaluation, in seconds."""
+def heartbeats(seconds: float) -> dict[str, Any]:
+    """Returns the longest gap between two heartbeats of a thread beside an evaluation of about `seconds`."""
     gaps = [0.0]
     done = threading.Event()
 
@@ -97,33 +91,42 @@ def heartbeats() -> dict[str, Any]:
     thread = threading.Thread(target=heartbeat)
     thread.start()
     started, out = time.monotonic(), square
-    for _ in range(max(int(EVALUATION_SECONDS / a_product), 1)):
+    for _ in range(max(int(seconds / a_product), 1)):
         out = out @ square
     mx.eval(out)
-    seconds = time.monotonic() - started
+    took = time.monotonic() - started
     done.set()
     thread.join()
-    return {"evaluation_seconds": seconds, "longest_gap_seconds": gaps[0]}
+    return {"evaluation_seconds": took, "longest_gap_seconds": gaps[0]}
 
 
-def speed() -> dict[str, Any]:
-    """Returns a small llama's training tokens/s and peak bytes above the model, whole and in segments of one layer."""
-    model = models.dense(**SPEED_MODEL)
-    random = np.random.default_rng(0)
-    ids = random.integers(0, SPEED_MODEL["vocab_size"], (1, SPEED_LENGTH + 1)).astype(np.int32)
-    batch = MicroBatch(ids[:, :-1], ids[:, 1:], np.ones((1, SPEED_LENGTH), np.float32))
-    found: dict[str, Any] = {}
-    for name, path in (("whole", GradientPath()), ("segment 1", GradientPath(segment_size=1))):
-        mx.clear_cache()
-        mx.reset_peak_memory()
-        held = mx.get_active_memory()
-        seconds = _fastest(partial(_leaf_gradient, model, [batch], path, 128), SPEED_SECONDS)
-        found[name] = {"tokens_per_second": SPEED_LENGTH / seconds, "peak_bytes": mx.get_peak_memory() - held}
-    return found
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A measurement that returns a JSON object, and the seconds that it is given; None: it takes what it takes."""
+
+    measure: Callable[..., dict[str, Any]]
+    seconds: float | None = None
+
+    def run(self, share: float) -> dict[str, Any]:
+        """Measures, in so much of the usual seconds."""
+        return self.measure() if self.seconds is None else self.measure(seconds=self.seconds * share)
 
 
-PARTS: Mapping[str, Callable[[], dict[str, Any]]] = MappingProxyType(
-    {"facts": facts, "bits": bits, "gemm": gemm, "segments": segments, "heartbeats": heartbeats, "speed": speed}
+PARTS: Mapping[str, Part] = MappingProxyType(
+    {
+        "facts": Part(facts),
+        "bits": Part(bits),
+        "segments": Part(segments),
+        "devices": Part(on_both_devices),
+        "gemm": Part(gemm, 2.0),
+        "speed": Part(speed, 10.0),
+        "mlx_lm": Part(beside_mlx_lm, 14.0),
+        "packed": Part(packed_rows, 14.0),
+        "chunked": Part(chunked, 12.0),
+        "cross_entropy": Part(cross_entropy, 6.0),
+        "compiled": Part(compiled, 6.0),
+        "heartbeats": Part(heartbeats, 3.0),
+    }
 )
 
 
@@ -132,35 +135,23 @@ def _or_error(measure: Callable[[], Any]) -> Any:
     try:
         return measure()
     except Exception as error:
-        return {"error": " ".join(f"{type(error).__name__}: {error}".split())[:200]}
-
-
-def _leaf_gradient(
-    model: nn.Module, batches: Sequence[Batch], path: GradientPath, head_chunk: int = HEAD_CHUNK
-) -> dict[str, mx.array]:
-    events = backward(model, batches, lambda rows: -rows[0].sum(), head_chunk=head_chunk, path=path, dropout_key=0)
-    sums, grads = gathered(events)
-    return {"row sums": sums[0], **grads}
+        return {"error": in_short(error)}
 
 
 def _digests(case: models.Case) -> list[str]:
-    model, batches = case.make(), passes(case.leaf(), PackingChoice())
+    model, batches = case.make(), passes(case.leaf(), TOGETHER)
     digests = []
     for _ in range(TIMES):
-        found = _leaf_gradient(model, batches, GradientPath())
+        found = leaf_gradient(model, batches)
         parts = [np.array(value.astype(mx.float32)).tobytes() for _, value in sorted(found.items())]
         digests.append(hashlib.sha256(b"".join(parts)).hexdigest())
     return digests
 
 
 def _distance(case: models.Case) -> float:
-    model, batches = case.make(), passes(case.leaf(), PackingChoice())
-    whole, cut = (_leaf_gradient(model, batches, path) for path in (GradientPath(), GradientPath(segment_size=1)))
-    expected, got = (
-        np.concatenate([np.array(found[name].astype(mx.float32), np.float64).ravel() for name in sorted(found)])
-        for found in (whole, cut)
-    )
-    return float(np.linalg.norm(got - expected) / np.linalg.norm(expected))
+    model, batches = case.make(), passes(case.leaf(), TOGETHER)
+    whole, cut = (leaf_gradient(model, batches, path) for path in (GradientPath(), GradientPath(segment_size=1)))
+    return distance(whole, cut)
 
 
 def _fastest(work: Callable[[], object], budget: float) -> float:

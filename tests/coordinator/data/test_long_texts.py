@@ -10,8 +10,8 @@ from tokenizers import Tokenizer as Fast
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from mlxdist.coordinator.data import long_texts
-from mlxdist.coordinator.data.long_texts import encode_all
+from mlxdist.coordinator.encode import long_texts
+from mlxdist.coordinator.encode.long_texts import encode_all
 from mlxdist.coordinator.encode.tokenizer import hub_tokenizer
 from tests.coordinator.data.data_toys import ToyTokenizer, toy_read
 

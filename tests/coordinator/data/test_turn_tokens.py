@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from mlxdist.coordinator.batch.row_store import unpack
 from mlxdist.coordinator.encode.preference import draft_pair
 from mlxdist.coordinator.encode.sft import draft_sft
+from mlxdist.coordinator.encode.starts import StartIds
 from mlxdist.coordinator.encode.turn_tokens import token_span, with_end_token
 from tests.coordinator.data.chat_templates import CHATML, FAMILIES, QWEN, SpecialTokenizer, jinja
 from tests.coordinator.data.data_toys import all_shown, toy_config, toy_encoding, toy_read
@@ -111,7 +112,7 @@ def test_a_token_that_merges_across_the_end_is_trained_and_no_turn_is_left_witho
 def test_a_wanted_turn_without_tokens_is_an_error_of_the_program() -> None:
     encoding = toy_encoding(toy_config("rows"), TOKENIZER)
     with pytest.raises(AssertionError, match="has no tokens"):
-        token_span([5, 6, 7], [5, 6], [5, 6], encoding)
+        token_span([5, 6, 7], StartIds(0, [5, 6]), StartIds(0, [5, 6]), encoding)
 
 
 def test_the_token_that_begins_the_next_turn_ends_one_that_nothing_closes() -> None:

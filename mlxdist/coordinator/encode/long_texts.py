@@ -26,7 +26,7 @@ _CUT = re.compile(r"(?<=[^\W\d_])(?= [^\W\d_])")
 
 def encode_all(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     """The ids of `texts`, as `tokenizer` gives them. Each distinct piece is given to it once."""
-    safe: dict[str, bool] = {}
+    safe: dict[tuple[str, str], bool] = {}
     starts = Counter(text[:SMALL_PIECE] for text in texts if len(text) > 2 * SMALL_PIECE)
     sizes = (SMALL_PIECE if starts[text[:SMALL_PIECE]] >= MANY else PIECE for text in texts)
     parts = [_pieces(tokenizer, text, size, safe) for text, size in zip(texts, sizes, strict=True)]
@@ -35,7 +35,7 @@ def encode_all(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     return [list(chain.from_iterable(map(ids.__getitem__, pieces))) for pieces in parts]
 
 
-def _pieces(tokenizer: Tokenizer, text: str, size: int, safe: dict[str, bool]) -> list[str]:
+def _pieces(tokenizer: Tokenizer, text: str, size: int, safe: dict[tuple[str, str], bool]) -> list[str]:
     """`text` in pieces of at least `size` characters that can be encoded apart.
 
     `safe`: the surroundings of cuts that were tried before.
@@ -43,7 +43,7 @@ def _pieces(tokenizer: Tokenizer, text: str, size: int, safe: dict[str, bool]) -
     pieces, start = [], 0
     while len(text) - start > 2 * size:
         places = (found.start() for found in islice(_CUT.finditer(text, start + size), TRIES))
-        cut = next((place for place in places if _is_safe(tokenizer, text, place, safe)), None)
+        cut = next((place for place in places if is_safe(tokenizer, text, place, safe)), None)
         if cut is None:
             break
         pieces.append(text[start:cut])
@@ -51,9 +51,9 @@ def _pieces(tokenizer: Tokenizer, text: str, size: int, safe: dict[str, bool]) -
     return [*pieces, text[start:]]
 
 
-def _is_safe(tokenizer: Tokenizer, text: str, place: int, safe: dict[str, bool]) -> bool:
-    around = text[place - AROUND : place + AROUND]
+def is_safe(tokenizer: Tokenizer, text: str, place: int, safe: dict[tuple[str, str], bool]) -> bool:
+    """Returns True when the surroundings of a place have the same ids whole and cut there; `safe` keeps the answers."""
+    around = text[max(place - AROUND, 0) : place], text[place : place + AROUND]
     if around not in safe:
-        halves = tokenizer.encode(around[:AROUND]) + tokenizer.encode(around[AROUND:])
-        safe[around] = tokenizer.encode(around) == halves
+        safe[around] = tokenizer.encode("".join(around)) == tokenizer.encode(around[0]) + tokenizer.encode(around[1])
     return safe[around]
