@@ -90,7 +90,7 @@ def leaves(count: int) -> Run:
 
 
 def leaf_size(count: int) -> Run:
-    """What `leaf_tokens = "auto"` and the memory of a run look at."""
+    """The value of `leaf_tokens = "auto"`, and the longest item, which decides the memory of a run."""
     data, batch = StoredRows(stored(count)), BatchConfig(size=min(count, 4096), max_length=1024)
     return lambda: (auto_leaf_tokens(data, batch, "sft"), longest_item(data, 1024))
 
