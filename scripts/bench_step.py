@@ -2,13 +2,14 @@
 
     python scripts/demo_model.py models/SmolLM2-135M-Instruct
     python scripts/bench_step.py --model models/SmolLM2-135M-Instruct
+    python scripts/bench_step.py --model models/SmolLM2-135M-Instruct --prompt 400 --response 20
     python scripts/bench_step.py --tiny        # a tiny random model: only tests the script
 
 Both trainers get the same rows with masked prompts, the same LoRA layers, one thread and the same BLAS. Each trains
 epochs over all rows in its own order and batches, and they take turns: one step of mlxdist, on a real node over the
 wire, one step of `mlx_lm.tuner.train`. A pair is one epoch of each; the first epoch, in which mlx-lm compiles, does
-not count. Then one step of about a second is computed in turns by the node and in this process alone. Prints JSON,
-which docs/benchmarks.md explains.
+not count. Then one step of about a second is computed in turns by the node and in this process alone, and the steps of
+one epoch here, to see the part of them in which graphs are built. Prints JSON, which docs/benchmarks.md explains.
 """
 
 import argparse
@@ -40,6 +41,8 @@ data = "train.jsonl"
 size = {batch}
 leaf_tokens = {leaf_tokens}
 max_length = {max_length}
+[memory]
+segment_size = {segment_size}
 [lora]
 rank_scaling = "constant"
 """
@@ -53,30 +56,40 @@ def main() -> None:
     parser.add_argument(
         "--turns", type=int, help="join 1 to so many rows to one conversation; by default 1, the example's 4"
     )
+    parser.add_argument("--prompt", type=int, help="tokens of the prompts of random rows, in place of --data")
+    parser.add_argument("--response", type=int, default=20, help="tokens of their answers")
     parser.add_argument("--steps", type=int, default=3, help="steps in an epoch over the rows")
     parser.add_argument("--pairs", type=int, default=3, help="epochs of each side that count")
     parser.add_argument("--batch", type=int, default=4, help="rows in a step")
     parser.add_argument("--leaf-tokens", default="auto", help="tokens of a leaf of ours; mlx-lm takes the batch whole")
+    parser.add_argument("--segment-size", default="off", help="layers of a segment of ours, or off: the whole graph")
     parser.add_argument("--max-length", type=int, default=1024)
     parser.add_argument("--tiny", action="store_true", help="a tiny random model instead")
     given = parser.parse_args()
+    sys.path.insert(0, str(ROOT))  # for scripts.*, from any folder
+    from scripts.random_rows import random_rows
+
     if not given.tiny and not (Path(given.model) / "config.json").is_file():
         parser.error(f"{given.model} is not a model folder; scripts/demo_model.py makes one, --model names another")
     turns = given.turns or (1 if given.data else EXAMPLE_TURNS)
     data = given.data or ROOT / "examples/sft/train.jsonl"
-    lines = rows_from(data / "train.jsonl" if data.is_dir() else data, given.steps * given.batch, turns)
+    count = given.steps * given.batch
+    if given.prompt:
+        lines = random_rows("sft", count, given.prompt, given.response)
+    else:
+        lines = rows_from(data / "train.jsonl" if data.is_dir() else data, count, turns)
 
     # OpenBLAS reads this when it is loaded, which must be before mlx is imported.
     os.environ.update(OPENBLAS_NUM_THREADS=THREADS, OMP_NUM_THREADS=THREADS, MLX_ENABLE_TF32="0", HF_HUB_OFFLINE="1")
     openblas = use_openblas()
-    sys.path.insert(0, str(ROOT))  # for scripts.*, from any folder
     from scripts.bench_step_measure import measure
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         model = tiny_model(folder / "tiny") if given.tiny else Path(given.model).resolve()
-        leaf_tokens = given.leaf_tokens if given.leaf_tokens == "auto" else int(given.leaf_tokens)
-        settings = {"batch": given.batch, "leaf_tokens": leaf_tokens, "max_length": given.max_length}
+        settings = {"batch": given.batch, "max_length": given.max_length}
+        for name, value in (("leaf_tokens", given.leaf_tokens), ("segment_size", given.segment_size)):
+            settings[name] = int(value) if value.isdigit() else value
         written = {name: json.dumps(value) for name, value in settings.items()}
         (folder / "run.toml").write_text(RUN_TOML.format(model=json.dumps(str(model)), **written))
         (folder / "train.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")

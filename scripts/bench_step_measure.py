@@ -4,6 +4,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from mlxdist.coordinator.training.adamw import no_moments
 from mlxdist.node.work import model as models
 from mlxdist.node.work.compute import Computer
 from mlxdist.protocol import manifest as manifests
+from scripts.bench_step_building import measure_building
 from scripts.bench_step_sides import (
     Gradient,
     Theirs,
@@ -136,8 +138,10 @@ def measure(folder: Path, lines: Sequence[str], steps: int, pairs: int) -> dict[
         last_epoch = list(islice(upcoming, steps))
         pace = statistics.median(pairs_of(seconds, steps)) / int(dataset.lengths.sum())
         short = short_step(dataset.lengths, WIRE_STEP_SECONDS / pace)
-        alone = in_one_process(Computer(loaded, run_spec(config)))
-        overhead = measure_wire(ours, short, WIRE_TIMES * pairs, wire, alone)
+        computer = Computer(loaded, run_spec(config))
+        overhead = measure_wire(ours, short, WIRE_TIMES * pairs, wire, in_one_process(computer))
+    say("the part of an epoch in which graphs are built")
+    building = measure_building(computer, [partial(computed_by, ours, step) for step in last_epoch])
     peaks.append(gemm_gflops())
 
     targets = sum(int(row.targets.sum()) for row in rows)
@@ -157,6 +161,7 @@ def measure(folder: Path, lines: Sequence[str], steps: int, pairs: int) -> dict[
         "mlxdist": mine.figures(steps, needed, peak),
         "mlx_lm": its.figures(steps, needed, peak),
         "wire": overhead,
+        "building": building,
         "gemm_peak_gflops": peak,
         "flops": FORMULA,
         "rows": len(rows),
@@ -181,6 +186,12 @@ def short_step(lengths: npt.NDArray[np.int32], tokens: float) -> Step:
     order = np.argsort(lengths, kind="stable")
     count = int(np.searchsorted(np.cumsum(lengths[order]), tokens)) + 1
     return Step(0, (tuple(order[:count].tolist()),))
+
+
+def computed_by(ours: Training, step: Step, computer: Computer) -> int:
+    """Computes a step in this process, and does not take it. Returns its number of leaves."""
+    ours.compute(step, in_one_process(computer))
+    return len(ours.leaves(step))
 
 
 def measure_wire(ours: Training, step: Step, times: int, wire: Gradient, alone: Gradient) -> dict[str, Any]:

@@ -39,10 +39,13 @@ from mlxdist.coordinator.schedule.rounds import Request
 from mlxdist.coordinator.training.clipping import clip
 from mlxdist.coordinator.training.moments import Moments
 from mlxdist.coordinator.training.optimizer import optimizer_of
-from mlxdist.node.work.compute import Computer, add
+from mlxdist.node.link.jobs import ComputeAssignment, Partial
+from mlxdist.node.work.assignment import AssignmentRun
+from mlxdist.node.work.compute import Computer
+from mlxdist.node.work.memory_pressure import SwapWatch
+from mlxdist.protocol import messages as m
 from mlxdist.protocol.leaves import Leaf, Row
 from mlxdist.protocol.transport import DATA
-from mlxdist.protocol.tree import Span, fold_span
 from mlxdist.protocol.vectors import Vector
 
 Gradient = Callable[[tuple[Leaf, ...], int, Vector], tuple[Vector, float]]  # leaves, version, adapter -> sum, loss
@@ -102,23 +105,23 @@ def over_the_wire(fleet: Fleet) -> Gradient:
 
 
 def in_one_process(computer: Computer) -> Gradient:
-    """Makes a gradient that computes the leaves here, one after the other, and adds them in the same tree."""
+    """Makes a gradient that computes the leaves here, as one assignment of a worker without a wire."""
 
     def gradient(leaves: tuple[Leaf, ...], version: int, adapter: Vector) -> tuple[Vector, float]:
         computer.use(adapter)
-        losses: list[float] = []
-
-        def one(index: int) -> Vector:
-            parts: dict[str, Vector] = {}
-            for event in computer.gradient_parts(leaves[index], step=version + 1, loss="", scalars={}, inputs={}):
-                if isinstance(event, dict):
-                    parts |= event
-                else:
-                    losses.append(float(event[:, 0].sum()))
-            return np.concatenate([parts[tensor.name] for tensor in computer.loaded.manifest])
-
-        total = fold_span(Span(0, len(leaves)), one, add)
-        return np.array(total, dtype=np.float32), sum(losses)
+        session, count = m.SessionId("bench", 0, "alone"), len(leaves)
+        asked = m.Assignment(session, "gradient", version + 1, 1, version, 0, count, count, "", "current", {})
+        job = ComputeAssignment(asked, leaves, ({},) * count, adapter, None)
+        total, losses = np.empty(0, np.float32), []
+        for result in AssignmentRun(computer, job, SwapWatch()).results():
+            match result:
+                case Partial(vector=total):
+                    pass
+                case m.LeafAnswer(columns=columns), outputs:
+                    losses.append(float(np.frombuffer(outputs, np.float32).reshape(-1, columns)[:, 0].sum()))
+                case message, _:
+                    raise SystemExit(str(message))
+        return total, sum(losses)
 
     return gradient
 

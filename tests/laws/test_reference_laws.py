@@ -12,6 +12,7 @@ from msgspec.structs import replace as replace_struct
 
 from mlxdist.coordinator.config.run_spec import run_spec
 from mlxdist.coordinator.methods.reference_logps import References
+from mlxdist.node.backward.events import Computing
 from mlxdist.node.backward.supervised import Supervised
 from mlxdist.node.link.jobs import RowInputs
 from mlxdist.node.work import model as models
@@ -38,7 +39,7 @@ def row_outputs(
     computer: Computer, leaf: Leaf, loss: str, scalars: Mapping[str, float], inputs: RowInputs
 ) -> np.ndarray:
     with closing(computer.gradient_parts(leaf, step=1, loss=loss, scalars=scalars, inputs=inputs)) as events:
-        return next(events)
+        return next(event for event in events if not isinstance(event, Computing))
 
 
 @dataclass(frozen=True)

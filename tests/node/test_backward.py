@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mlxdist.node.backward.backward import GradientPath, MicroBatch, backward, score
-from mlxdist.node.backward.events import FinalPart, Loss, RowSums, gathered
+from mlxdist.node.backward.events import Computing, Events, FinalPart, Loss, RowSums, gathered
 from mlxdist.protocol.errors import DataError
 from scripts.plain_gradient import furthest, padded_rows, plain_gradient, plain_sums
 from scripts.tiny_architectures import VOCABULARY, add_lora, tiny_model
@@ -177,12 +177,74 @@ def test_gradients_become_final_from_the_top_layer_down_and_stay_as_they_were_gi
 @pytest.mark.parametrize("path", PATHS, ids=name)
 def test_the_row_sums_come_first_and_then_every_gradient_once(path: GradientPath) -> None:
     model = lora_llama()
-    first, *parts = backward(model, [CHOSEN, REJECTED], dpo, head_chunk=8, path=path)
+    events = backward(model, [CHOSEN, REJECTED], dpo, head_chunk=8, path=path)
+    first, *parts = [event for event in events if not isinstance(event, Computing)]
     sums, got = gathered(backward(model, [CHOSEN, REJECTED], dpo, head_chunk=8, path=path))
     assert isinstance(first, RowSums)
     assert all(np.array_equal(one, other) for one, other in zip(first.sums, sums, strict=True))
     names = [key for part in parts if isinstance(part, FinalPart) for key in part.gradients]
     assert sorted(names) == sorted(got)
+
+
+@pytest.mark.parametrize("path", PATHS, ids=name)
+def test_the_time_to_build_comes_once_before_the_last_gradients(path: GradientPath) -> None:
+    events = list(backward(lora_llama(), [CHOSEN, REJECTED], dpo, head_chunk=8, path=path))
+    kinds = [type(event) for event in events]
+    assert kinds.count(Computing) == 1
+    assert Computing in kinds[:-1]
+    assert kinds[kinds.index(Computing) + 1 :].count(FinalPart) == 1
+
+
+@pytest.mark.parametrize("path", PATHS, ids=name)
+def test_a_backward_has_the_same_bits_when_another_is_built_in_its_time(path: GradientPath) -> None:
+    model = tiny_model("llama")
+    add_lora(model, dropout=0.3)
+
+    def built(batch: MicroBatch, key: int) -> Events:
+        return backward(model, [batch], sft, head_chunk=8, path=path, dropout_key=key)
+
+    expected = [gathered(built(batch, key)) for key, batch in enumerate((THREE, CHOSEN))]
+    ahead: list[Events] = []
+
+    def first() -> Events:
+        for event in built(THREE, 0):
+            if isinstance(event, Computing):
+                ahead.append(built(CHOSEN, 1))
+            yield event
+
+    found = [gathered(first()), gathered(ahead[0])]
+    for (sums, gradients), (again, got) in zip(expected, found, strict=True):
+        assert np.array_equal(sums[0], again[0])
+        assert all(np.array_equal(gradients[key], got[key]) for key in gradients)
+
+
+@pytest.mark.parametrize("path", PATHS, ids=name)
+def test_what_is_built_computes_nothing_and_replaces_nothing_until_it_is_taken(path: GradientPath) -> None:
+    model = lora_llama()
+    before, call = plain_parameters(model), type(model.layers[0]).__call__
+    mx.eval(before)
+    gathered(backward(model, [THREE], sft, head_chunk=8, path=path))
+    mx.clear_cache()
+    held = mx.get_active_memory()
+    events = backward(model, [THREE], sft, head_chunk=8, path=path)
+    assert type(model.layers[0]).__call__ is call
+    assert all(value is before[key] for key, value in plain_parameters(model).items())
+    assert mx.get_active_memory() - held < 10_000, "token ids and numbers"
+    del events
+    assert mx.get_active_memory() <= held
+
+
+def test_a_backward_that_is_closed_while_the_device_computes_leaves_nothing_running() -> None:
+    model = lora_llama()
+    parameters = plain_parameters(model)
+    mx.eval(parameters)
+    mx.clear_cache()
+    held = mx.get_active_memory()
+    for path in PATHS:
+        events = backward(model, [THREE], sft, head_chunk=8, path=path)
+        assert any(isinstance(event, Computing) for event in events)
+        events.close()
+        assert mx.get_active_memory() <= held
 
 
 @pytest.mark.parametrize("taken", [1, 2])

@@ -8,6 +8,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from mlxdist.node.selfcheck import models, selfcheck
+from mlxdist.node.selfcheck.compiled import compiled
 from mlxdist.node.selfcheck.cross_entropy import cross_entropy
 from mlxdist.node.selfcheck.devices import gradient_on, on_both_devices
 from mlxdist.node.selfcheck.faults import OTHER_ORDER, ROUNDED, SAME_ORDER, faults
@@ -55,6 +56,13 @@ def found(**changes: Any) -> dict[str, Any]:
         "packed": {"rows": {**RATIO, "distance": 1e-6}, "pairs": {**RATIO, "distance": 2e-6}},
         "chunked": {**RATIO, "distance": 3e-6},
         "cross_entropy": {"float32": {**RATIO, "errors": {"log-probs": ERROR, "mx.fast.cross_entropy": ERROR}}},
+        "compiled": {
+            **RATIO,
+            "distance": 0.0,
+            "same_bits": True,
+            "building_seconds": 0.02,
+            "compiling_seconds": 0.25,
+        },
         "heartbeats": {"evaluation_seconds": 3.0, "longest_gap_seconds": 0.1},
         "heartbeats_other_process_gap": 0.03,
         **changes,
@@ -90,13 +98,15 @@ times as fast, both measured in turns (in brackets the memory, relative to the o
   a hybrid model in chunks, beside token by token    1.50 (0.50)
 mx.fast.cross_entropy, which mlxdist does not use, beside the log-probs of its head
   float32  1.50 (0.50) times as fast, errors (of ours): loss 1.0e-07 (1.0e-07), gradient 2.0e-06 (2.0e-06)
+a leaf's gradient by mx.compile, which mlxdist does not use, beside a graph built each time
+  1.50 (0.50) times as fast, same bits; 20 ms to build, 0.2 s to compile
 seconds: facts 1, bits again 4
 
 Please send the next line: paste it into an issue of the project, titled selfcheck. It becomes a row of the table in \
 docs/hardware.md and holds no names or paths.
 
 | Apple M4 | Darwin 15.1 | 0.1.0 | 0.32.4 | 17 | abcdef01 | ? | abcdef01 | ? | ? | 3.0e-07 (3.0e-04) | 1200 | 1.0e-03 \
-| 3.0e-06 | 0.03 | 900, ? | 1.50 | 1.50, 1.50 | 1.50 | 1.50, ? |
+| 3.0e-06 | 0.03 | 900, ? | 1.50 | 1.50, 1.50 | 1.50 | 1.50, ? | 1.50, same bits, 0.2 s |
 
 everything that a run relies on holds here"""
 
@@ -251,6 +261,21 @@ def test_cross_entropy_is_measured_in_two_types_against_float64() -> None:
     assert all(max(errors.values()) < 1e-5 for errors in measured["float32"]["errors"].values())
     assert all(errors["gradient"] < 1e-2 for errors in measured["bfloat16"]["errors"].values())
     assert measured["bfloat16"]["errors"]["log-probs"]["loss"] < 1e-5  # our log-probs are computed in float32
+
+
+def test_a_compiled_gradient_is_measured_beside_one_that_is_built_and_has_its_values() -> None:
+    measured = compiled(NO_TIME, SIZES, (9, 12))
+    if "reason" not in measured:  # a machine without a compiler
+        assert set(measured["sides"]) == {"built", "compiled"}
+        assert measured["distance"] <= SAME_ORDER
+        assert measured["same_bits"] is (measured["distance"] == 0.0)
+
+
+def test_a_machine_that_cannot_compile_says_why_and_has_no_fault() -> None:
+    measured = found(compiled={"reason": "RuntimeError: g++ not found"})
+    assert measured["faults"] == []
+    assert "  RuntimeError: g++ not found" in lines(measured)
+    assert "| ?, ?, ? s |" in row(measured)
 
 
 def test_the_speed_has_the_whole_graph_and_segments() -> None:

@@ -319,8 +319,8 @@ def expected(wired: Wired) -> dict[int, bytes]:
     computer.use(drawn_adapter(computer.loaded.manifest))
     vectors = []
     for leaf in leaves:
-        _, *parts = computer.gradient_parts(leaf, step=1, loss="", scalars={}, inputs={})
-        by_name = {name: part for event in parts for name, part in event.items()}
+        parts = computer.gradient_parts(leaf, step=1, loss="", scalars={}, inputs={})
+        by_name = {name: part for event in parts if isinstance(event, dict) for name, part in event.items()}
         vectors.append(np.concatenate([by_name[tensor.name] for tensor in computer.loaded.manifest]))
     return {count: fold(vectors[:count], lambda left, right: left + right).tobytes() for count in range(1, 7)}
 

@@ -7,7 +7,7 @@ Shapes: B rows, L positions.
 """
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from mlxdist.node.backward.chunked_layers import chunked_layers
 from mlxdist.node.backward.dropout import dropout_off
-from mlxdist.node.backward.events import Events, FinalPart, Loss, RowSums
+from mlxdist.node.backward.events import Events, Loss
 from mlxdist.node.backward.full_graph import forward_row_sums, full_graph_backward
 from mlxdist.node.backward.grad_checkpoint import checkpointed
 from mlxdist.node.backward.packing import packed
@@ -64,10 +64,11 @@ def backward(
     path: GradientPath = WHOLE,
     dropout_key: int | None = None,
 ) -> Events:
-    """Yields the row sums of all micro-batches, then the gradient of `loss(row sums)` in parts, top layer first.
+    """Builds the graph, and returns the events of its computation: nothing is computed before the first is taken.
 
-    In segments the row sums come before the backward of the first segment, and a part after each; on the whole graph
-    there is one part. Nothing runs between two events, and closing the generator ends the work.
+    On the whole graph: `Computing`, the row sums of all micro-batches, the gradient of `loss(row sums)` in one part. In
+    segments: the row sums, then a part after each segment, top layer first, with `Computing` in the last one. Nothing
+    else runs between two events, and closing the generator ends the work.
 
     Args:
         model: left in training mode.
@@ -77,21 +78,31 @@ def backward(
         path: from `choose_path`.
         dropout_key: seeds this leaf's dropout; None leaves the random state alone.
     """
-    model.train()
+    if not model.training:
+        model.train()  # visits every module
     if dropout_key is not None:
         mx.random.seed(dropout_key)
     rows = [_supervised(batch) for batch in batches]
-    if path.segment_size:
-        events = segmented_backward(model, rows, loss, segment_size=path.segment_size, head_chunk=head_chunk)
-    else:
-        events = _whole_graph(model, rows, loss, head_chunk, path)
-    while True:
-        with chunked_layers(path.chunked):  # not while an event is used: that lasts as long as the caller likes
-            event = next(events, None)
-        if event is None:
-            return
-        yield event
-        del event  # its arrays would wait for the next one
+    with chunked_layers(path.chunked):
+        if path.segment_size:
+            events = segmented_backward(model, rows, loss, segment_size=path.segment_size, head_chunk=head_chunk)
+            return _in_chunks(events, path.chunked)
+        return _whole_graph(model, rows, loss, head_chunk, path)
+
+
+def _in_chunks(events: Events, chunked: bool) -> Events:
+    """Yields events that build more graphs, each with the chunked layers.
+
+    Not while an event is used: that lasts as long as the caller likes.
+    """
+    with closing(events):
+        while True:
+            with chunked_layers(chunked):
+                event = next(events, None)
+            if event is None:
+                return
+            yield event
+            del event  # its arrays would wait for the next one
 
 
 def _whole_graph(
@@ -100,11 +111,7 @@ def _whole_graph(
     assert len(rows) == 1 or not any(batch.packing.pieces for batch in rows)
     # Outermost, so that a layer that is computed again by its checkpoint is packed as well.
     with packed(model, rows[0].packing), checkpointed(model) if path.checkpoint else nullcontext():
-        sums, gradients = full_graph_backward(
-            model, rows, loss, head_chunk=head_chunk, supervised_head=path.supervised_head
-        )
-    yield RowSums(sums)
-    yield FinalPart(gradients)
+        return full_graph_backward(model, rows, loss, head_chunk=head_chunk, supervised_head=path.supervised_head)
 
 
 def _supervised(batch: Batch) -> Supervised:

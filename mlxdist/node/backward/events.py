@@ -1,11 +1,18 @@
-"""The events of a backward, in the order in which they come: the row sums once, then the gradients, top layer first."""
+"""The events of a backward: the row sums once, then the gradients, top layer first; before the last, `Computing`."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 
 Loss = Callable[[list[mx.array]], mx.array]  # row sums [B] of each micro-batch -> the scalar sum of the losses
+
+
+@dataclass(frozen=True, slots=True)
+class Computing:
+    """The device has all that is left of this backward, and Python nothing to do: a good time to build the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +29,7 @@ class FinalPart:
     gradients: dict[str, mx.array]
 
 
-Events = Generator[RowSums | FinalPart, None, None]
+Events = Generator[Computing | RowSums | FinalPart, None, None]
 
 
 def gathered(events: Events) -> tuple[list[mx.array], dict[str, mx.array]]:
@@ -35,4 +42,19 @@ def gathered(events: Events) -> tuple[list[mx.array], dict[str, mx.array]]:
                 sums = event.sums
             case FinalPart():
                 gradients |= event.gradients
+            case Computing():
+                pass
     return sums, gradients
+
+
+@contextmanager
+def computing(*arrays: Any) -> Iterator[None]:
+    """Lets the device compute lists or dicts of arrays meanwhile; they are evaluated on leaving, however it is left.
+
+    Only graphs may be built inside: anything that is evaluated takes memory beside these arrays.
+    """
+    mx.async_eval(*arrays)
+    try:
+        yield
+    finally:
+        mx.eval(*arrays)

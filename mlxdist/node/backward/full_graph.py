@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxdist.node.backward.events import Loss
+from mlxdist.node.backward.events import Computing, Events, FinalPart, Loss, RowSums, computing
 from mlxdist.node.backward.head import (
     at_positions,
     chunks,
@@ -29,8 +29,22 @@ from mlxdist.node.backward.supervised import Supervised, check_vocabulary, row_s
 
 def full_graph_backward(
     model: nn.Module, batches: Sequence[Supervised], loss: Loss, *, head_chunk: int, supervised_head: bool
+) -> Events:
+    """Builds the graph of the row sums and of `loss`'s gradient; the events compute it."""
+    return _computed(*full_graph(model, batches, loss, head_chunk=head_chunk, supervised_head=supervised_head))
+
+
+def _computed(sums: list[mx.array], gradients: dict[str, mx.array]) -> Events:
+    with computing(sums, gradients):
+        yield Computing()
+    yield RowSums(sums)
+    yield FinalPart(gradients)
+
+
+def full_graph(
+    model: nn.Module, batches: Sequence[Supervised], loss: Loss, *, head_chunk: int, supervised_head: bool
 ) -> tuple[list[mx.array], dict[str, mx.array]]:
-    """Returns each batch's row sums of log-probs [B] and the gradient of `loss` by parameter name, evaluated."""
+    """Returns each batch's row sums of log-probs [B] and the gradient of `loss` by parameter name, not evaluated."""
     parameters = trainable(model)
     names = list(parameters)
     sums: list[mx.array] = []
@@ -43,7 +57,6 @@ def full_graph_backward(
             return [loss(sums)]
 
     gradients = mx.vjp(scalar, list(parameters.values()), [mx.array(1.0)])[1]
-    mx.eval(sums, gradients)
     return sums, dict(zip(names, gradients, strict=True))
 
 

@@ -9,6 +9,7 @@ import mlx.nn as nn
 
 from mlxdist.node.backward.dropout import has_dropout, random_key
 from mlxdist.node.backward.layer_hooks import Call, replaced_calls
+from mlxdist.node.backward.parameters import put, trainable
 
 
 @contextmanager
@@ -17,13 +18,16 @@ def checkpointed(model: nn.Module) -> Iterator[None]:
     from mlx_lm.tuner.trainer import grad_checkpoint
 
     first_of = {type(layer): layer for layer in model.layers if layer is not None}
-    dropout = has_dropout(model)
+    dropout, parameters = has_dropout(model), trainable(model)
     # grad_checkpoint patches the layer's class for good; leaving the inner replacement takes that back as well.
     with replaced_calls(first_of, _draws_from_key if dropout else _unchanged):
         for layer in first_of.values():
             grad_checkpoint(layer)
         with replaced_calls(first_of, _hands_on_key if dropout else _unchanged):
-            yield
+            try:
+                yield
+            finally:  # a layer that ran again left its own arrays there, which hold its graph
+                put(model, list(parameters), list(parameters.values()))
 
 
 def _unchanged(call: Call) -> Call:

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten, tree_unflatten
+from mlx.utils import tree_flatten
 
 
 def trainable(module: nn.Module) -> dict[str, mx.array]:
@@ -18,8 +19,21 @@ def swapped(
     model: nn.Module, old: Mapping[str, mx.array], names: Sequence[str], new: Sequence[mx.array]
 ) -> Iterator[None]:
     """Puts the arrays `new`, mostly a gradient's tracers, into `model` under `names`; restores `old` on leaving."""
-    model.update(tree_unflatten(list(zip(names, new, strict=True))))
+    put(model, names, new)
     try:
         yield
     finally:
-        model.update(tree_unflatten([(name, old[name]) for name in names]))
+        put(model, names, [old[name] for name in names])
+
+
+def put(model: nn.Module, names: Sequence[str], values: Sequence[mx.array]) -> None:
+    """Puts parameters into `model` by name.
+
+    `Module.update` visits every module, which took a fifth of the time in which a graph is built.
+    """
+    for name, value in zip(names, values, strict=True):
+        *path, last = name.split(".")
+        owner: Any = model
+        for part in path:
+            owner = owner[int(part)] if isinstance(owner, list) else owner[part]
+        owner[last] = value

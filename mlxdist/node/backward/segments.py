@@ -17,7 +17,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxdist.node.backward.dropout import has_dropout
-from mlxdist.node.backward.events import Events, FinalPart, Loss, RowSums
+from mlxdist.node.backward.events import Computing, Events, FinalPart, Loss, RowSums, computing
 from mlxdist.node.backward.head import at_positions, chunks, head_backward, hidden_cotangent, traced
 from mlxdist.node.backward.packing import packed
 from mlxdist.node.backward.parameters import swapped, trainable
@@ -57,32 +57,60 @@ class Segmentation:
         return range((self.calls - 1) // self.size, self.lowest // self.size - 1, -1)
 
 
+@dataclass(frozen=True, slots=True)
+class SegmentGraph:
+    """The backward of one segment of one micro-batch."""
+
+    segment: int
+    state: BatchState
+    names: list[str]
+    below: list[Edge]  # the borders that get a cotangent
+    found: list[mx.array]  # the gradients of `names`, then the cotangents of `below`; nothing of it is computed
+
+
 def segmented_backward(
     model: nn.Module, batches: Sequence[Supervised], loss: Loss, *, segment_size: int, head_chunk: int
 ) -> Events:
-    """Yields the row sums of log-probs per batch, then after each segment the gradients of `loss` that are final.
+    """Builds the forward of each batch. The events: row sums of log-probs, then the gradients that each segment makes
+    final, with `Computing` in the last one.
 
     A part that was yielded is not kept here. Raises `UnsupportedError` for a model that cannot be cut at its layers.
     """
     parameters = trainable(model)
-    states = [_forward(model, parameters, batch, segment_size) for batch in batches]
+    states = [BatchState(batch, _forward(model, parameters, batch, segment_size), {}) for batch in batches]
     plan = _segmentation(model, parameters, states[0].forward, segment_size)
+    return _computed(model, plan, states, loss, head_chunk)
+
+
+def _computed(
+    model: nn.Module, plan: Segmentation, states: Sequence[BatchState], loss: Loss, head_chunk: int
+) -> Events:
+    """Yields the events. Each segment's graph is built while the device computes the one before it."""
+    for state in states:
+        _evaluate_forward(state.forward)
     sums = [_head(model, state, head_chunk) for state in states]
+    top = (plan.calls - 1, 0)
     for state, row_cotangents in zip(states, mx.grad(loss)(list(sums)), strict=True):
-        top = (plan.calls - 1, 0)
         state.cotangents[top] = hidden_cotangent(state.cotangents[top], row_cotangents, state.batch)
-        mx.eval(state.cotangents)
+    graphs = (_built(model, plan, segment, state) for segment in plan.downwards() for state in states)
+    with computing([state.cotangents[top] for state in states]):
+        upcoming = next(graphs, None)
     yield RowSums(sums)
     gradients: dict[str, mx.array] = {}
-    for segment in plan.downwards():
-        for state in states:
-            _backward(model, plan, state, segment, gradients)
-        if plan.final[segment]:
+    while upcoming is not None:
+        segment, last = upcoming.segment, upcoming.state is states[-1]
+        rest = _evaluated_to_the_last_module(upcoming, gradients)
+        with computing(rest):
+            upcoming = next(graphs, None)
+            if upcoming is None:
+                yield Computing()
+        del rest
+        if last and plan.final[segment]:
             yield FinalPart({name: gradients.pop(name) for name in plan.final[segment]})
 
 
-def _forward(model: nn.Module, parameters: dict[str, mx.array], batch: Supervised, segment_size: int) -> BatchState:
-    """Step (i). The record is built first and evaluated afterwards, border by border: each frees what it passed."""
+def _forward(model: nn.Module, parameters: dict[str, mx.array], batch: Supervised, segment_size: int) -> ForwardRecord:
+    """Builds step (i)."""
 
     def build(*values: mx.array) -> ForwardRecord:
         with swapped(model, parameters, list(parameters), values), packed(model, batch.packing):
@@ -94,10 +122,14 @@ def _forward(model: nn.Module, parameters: dict[str, mx.array], batch: Supervise
     lowest = next((call for call, layer in enumerate(forward.layers) if trainable(layer)), len(forward.layers))
     kept = {edge for segment, edges in forward.crossing.items() if segment >= lowest // segment_size for edge in edges}
     forward.borders = {edge: forward.borders[edge] for edge in sorted(kept)}
+    return forward
+
+
+def _evaluate_forward(forward: ForwardRecord) -> None:
+    """Step (i), border by border: each frees what it passed."""
     for border in forward.borders.values():
         mx.eval(border)
     mx.eval(forward.hidden)
-    return BatchState(batch, forward, {})
 
 
 def _segmentation(model: nn.Module, parameters: dict[str, mx.array], forward: ForwardRecord, size: int) -> Segmentation:
@@ -135,10 +167,8 @@ def _head(model: nn.Module, state: BatchState, head_chunk: int) -> mx.array:
     return sums
 
 
-def _backward(
-    model: nn.Module, plan: Segmentation, state: BatchState, segment: int, gradients: dict[str, mx.array]
-) -> None:
-    """Step (iv) for one segment of one micro-batch: adds to `gradients` and to the cotangents of the borders below."""
+def _built(model: nn.Module, plan: Segmentation, segment: int, state: BatchState) -> SegmentGraph:
+    """Builds step (iv) for one segment of one micro-batch; takes its cotangents and its borders out of the state."""
     forward, calls, names = state.forward, plan.calls_of(segment), plan.names[segment]
     given = forward.crossing.get(segment, ())
     below = (
@@ -158,18 +188,23 @@ def _backward(
     primals = [plan.parameters[name] for name in names] + [forward.borders[edge] for edge in below]
     # Only the gradients are kept: the outputs beside them would hold the whole graph.
     found = mx.vjp(run, primals, [state.cotangents.pop(edge) for edge in received])[1]
-    del primals
-    # Module by module from the segment's end; at once, mlx would keep most of the activations until the last product.
-    pairs = list(zip(names, found, strict=False))
-    for _, module in groupby(reversed(pairs), key=lambda pair: pair[0].rpartition(".")[0]):
-        mx.eval([value for _, value in module])
-    del pairs
-    _add(gradients, names, found[: len(names)])
-    _add(state.cotangents, below, found[len(names) :])
-    del found
-    mx.eval(gradients, state.cotangents)
     lower = {edge for s, edges in forward.crossing.items() if s < segment for edge in edges}
     forward.borders = {edge: border for edge, border in forward.borders.items() if edge in lower}
+    return SegmentGraph(segment, state, names, below, found)
+
+
+def _evaluated_to_the_last_module(graph: SegmentGraph, gradients: dict[str, mx.array]) -> list[mx.array]:
+    """Evaluates a segment module by module from its end; at once, mlx would keep most activations until the last one.
+
+    Adds to `gradients` and to the cotangents of the borders below. Returns what is left to evaluate.
+    """
+    pairs = list(zip(graph.names, graph.found, strict=False))
+    modules = [list(group) for _, group in groupby(reversed(pairs), key=lambda pair: pair[0].rpartition(".")[0])]
+    for module in modules[:-1]:
+        mx.eval([value for _, value in module])
+    _add(gradients, graph.names, graph.found[: len(pairs)])
+    _add(graph.state.cotangents, graph.below, graph.found[len(pairs) :])
+    return [*(gradients[name] for name in graph.names), *graph.state.cotangents.values()]
 
 
 def _add(store: dict[Key, mx.array], keys: Sequence[Key], values: Sequence[mx.array]) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 from mlxdist.node.backward.backward import GradientPath
 from mlxdist.node.backward.comparison import distance, in_short
 from mlxdist.node.selfcheck import models
+from mlxdist.node.selfcheck.compiled import compiled
 from mlxdist.node.selfcheck.cross_entropy import cross_entropy
 from mlxdist.node.selfcheck.devices import on_both_devices
 from mlxdist.node.selfcheck.forms import chunked, packed_rows
@@ -123,6 +124,7 @@ PARTS: Mapping[str, Part] = MappingProxyType(
         "packed": Part(packed_rows, 14.0),
         "chunked": Part(chunked, 12.0),
         "cross_entropy": Part(cross_entropy, 6.0),
+        "compiled": Part(compiled, 6.0),
         "heartbeats": Part(heartbeats, 3.0),
     }
 )

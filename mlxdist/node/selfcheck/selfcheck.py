@@ -48,6 +48,7 @@ MEASUREMENTS = (
     Measurement("packed"),
     Measurement("chunked"),
     Measurement("cross_entropy"),
+    Measurement("compiled"),
     Measurement("heartbeats"),
 )
 

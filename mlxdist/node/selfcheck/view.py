@@ -17,7 +17,7 @@ SEND = (
 
 def lines(found: Found) -> Iterator[str]:
     """Yields the measurements as lines; the line to send and the faults come last, where they are seen."""
-    for section in (_machine, _bits, _same, _devices, _numbers, _comparisons, _cross_entropy, _seconds):
+    for section in (_machine, _bits, _same, _devices, _numbers, _comparisons, _cross_entropy, _compiled, _seconds):
         yield from section(found)
     yield ""
     yield SEND
@@ -113,6 +113,17 @@ def _cross_entropy(found: Found) -> Iterator[str]:
             yield f"  {kind:<9}{_ratio(value)} times as fast, errors (of ours): {', '.join(each_error)}"
 
 
+def _compiled(found: Found) -> Iterator[str]:
+    yield "a leaf's gradient by mx.compile, which mlxdist does not use, beside a graph built each time"
+    each = found["compiled"]
+    if "times_as_fast" not in each:
+        yield f"  {each.get('reason', '?')}"
+        return
+    bits = "same bits" if each["same_bits"] else f"off by {each['distance']:.1e}"
+    built, made = 1e3 * each["building_seconds"], each["compiling_seconds"]
+    yield f"  {_ratio(each)} times as fast, {bits}; {built:.0f} ms to build, {made:.1f} s to compile"
+
+
 def _seconds(found: Found) -> Iterator[str]:
     each = (f"{key.replace('_', ' ')} {seconds:.0f}" for key, seconds in found["part_seconds"].items())
     yield f"seconds: {', '.join(each)}"
@@ -143,6 +154,12 @@ def _packed(found: Found) -> str:
 def _fused(found: Found) -> str:
     each = found["cross_entropy"]
     return ", ".join(_number(each.get(kind, {}), "times_as_fast", ".2f") for kind in ("float32", "bfloat16"))
+
+
+def _made_once(found: Found) -> str:
+    each = found["compiled"]
+    bits = {True: "same bits", False: "other bits"}.get(each.get("same_bits", ""), "?")
+    return f"{_number(each, 'times_as_fast', '.2f')}, {bits}, {_number(each, 'compiling_seconds', '.1f')} s"
 
 
 def _ratio(compared: Mapping[str, Any]) -> str:
@@ -184,5 +201,6 @@ COLUMNS: Mapping[str, Callable[[Found], str]] = MappingProxyType(
         "packed rows, pairs": _packed,
         "in chunks": lambda found: _number(found["chunked"], "times_as_fast", ".2f"),
         "cross_entropy fp32, bf16": _fused,
+        "mx.compile": _made_once,
     }
 )

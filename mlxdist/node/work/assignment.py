@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 import numpy as np
 
+from mlxdist.node.backward.events import Computing
 from mlxdist.node.link.jobs import ComputeAssignment, Partial, Result, RowInputs
-from mlxdist.node.work.compute import Computer, RowOutputs, add
+from mlxdist.node.work.compute import Computer, LeafParts, RowOutputs, add
 from mlxdist.node.work.memory_pressure import SwapWatch, named_out_of_memory
 from mlxdist.node.work.streaming_sum import StreamingSum
 from mlxdist.protocol import messages as m
@@ -30,6 +31,7 @@ class AssignmentRun:
     job: ComputeAssignment
     swap: SwapWatch
     _began: float = field(default_factory=time.monotonic)  # of the leaf in work
+    _next: LeafParts | None = None  # the leaf after it, built while the device computes
 
     def results(self) -> Iterator[Result]:
         """Yields answers and partials; the last is a Fault where a leaf holds NaN or Inf.
@@ -64,10 +66,22 @@ class AssignmentRun:
         return self.job.leaves[place], self.job.row_inputs[place]
 
     def _parts(self, index: int) -> Iterator[RowOutputs | dict[str, Vector]]:
-        """Yields one leaf's row outputs, then its grad_sum in parts."""
+        """Yields one leaf's row outputs, then its grad_sum in parts. Meanwhile the next leaf is built."""
+        parts = self._next or self._built(index)
+        self._next = None
+        with named_out_of_memory(self._leaf(index)[0], self._segment_size):
+            for part in parts:
+                if not isinstance(part, Computing):
+                    yield part
+                elif index + 1 < self.job.assignment.stop and self.computer.known_before(self._leaf(index + 1)[1]):
+                    self._next = self._built(index + 1)
+                del part  # it would wait for the next one
+
+    def _built(self, index: int) -> LeafParts:
+        """Builds one leaf's graph, which is computed when its parts are taken."""
         asked, (leaf, inputs) = self.job.assignment, self._leaf(index)
         with named_out_of_memory(leaf, self._segment_size):
-            yield from self.computer.gradient_parts(
+            return self.computer.gradient_parts(
                 leaf, step=asked.step, loss=asked.loss, scalars=asked.scalars, inputs=inputs
             )
 

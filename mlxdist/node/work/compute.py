@@ -5,7 +5,7 @@ Shapes: B rows or pairs of a leaf.
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlxdist.node.backward import backward
-from mlxdist.node.backward.events import Events, FinalPart, RowSums, gathered
+from mlxdist.node.backward.events import Computing, Events, FinalPart, RowSums, gathered
 from mlxdist.node.backward.supervised import Supervised
 from mlxdist.node.link.jobs import RowInputs
 from mlxdist.node.work.model import LoadedModel
@@ -27,6 +27,7 @@ from mlxdist.protocol.methods import LABELS, METHODS, SFT, MethodSpec
 from mlxdist.protocol.vectors import Vector
 
 RowOutputs = npt.NDArray[np.float32]  # [rows or pairs, columns]
+LeafParts = Generator[RowOutputs | dict[str, Vector] | Computing, None, None]
 
 
 @dataclass(frozen=True)
@@ -57,16 +58,28 @@ class Computer:
 
     def gradient_parts(
         self, leaf: Leaf, *, step: int, loss: str, scalars: Mapping[str, float], inputs: RowInputs
-    ) -> Iterator[RowOutputs | dict[str, Vector]]:
-        """Yields the leaf's row outputs (`MethodSpec.row_outputs`), then its grad_sum by tensor name, top layer first.
+    ) -> LeafParts:
+        """Builds a leaf's graph. Yields its row outputs (`MethodSpec.row_outputs`), then its grad_sum by tensor name.
 
-        Each part is flat, float32, finite and final. In segments the first ones come before the lower layers' backward.
+        Each part is flat, float32, finite and final, the top layer first. In segments the first ones come before the
+        lower layers' backward. `Computing` comes once: a good time to build the next leaf, if `known_before` allows.
         Raises NonFiniteError, naming the leaf and its rows, in place of the first event that holds NaN or Inf.
         """
         batches, asked = self._asked(leaf, loss, scalars, inputs)
-        for event in self._backward(batches, asked, numerics.dropout_key(self.spec.seed, step, leaf.index)):
-            out: RowOutputs | dict[str, Vector]
+        events = self._backward(batches, asked, numerics.dropout_key(self.spec.seed, step, leaf.index))
+        return self._copied(events, asked, step, leaf)
+
+    def known_before(self, inputs: RowInputs) -> bool:
+        """Returns True when a leaf with these inputs can be built without computing reference log-probs first."""
+        return not any(math.isnan(value) for name in self._method.reference for value in inputs[name])
+
+    def _copied(self, events: Events, asked: Objective, step: int, leaf: Leaf) -> LeafParts:
+        for event in events:
+            out: RowOutputs | dict[str, Vector] | Computing
+            finite = True
             match event:
+                case Computing():
+                    out = event
                 case RowSums(sums=sums):
                     out = np.array(asked.row_outputs(sums), dtype=np.float32)
                     finite = bool(np.isfinite(out).all())
@@ -131,7 +144,7 @@ class Computer:
         """Returns the reference log-probs as the loss sees them: those sent, and the unknown ones computed."""
         names = self._method.reference
         known = [mx.array(list(inputs[name]), mx.float32) for name in names]
-        if not any(math.isnan(value) for name in names for value in inputs[name]):
+        if self.known_before(inputs):
             return known
         fresh = seen(loss, by_branch(self._reference_score(batches), leaf.branches), target_counts(leaf))
         return [mx.where(mx.isnan(old), new, old) for old, new in zip(known, fresh, strict=True)]
