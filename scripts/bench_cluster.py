@@ -47,7 +47,7 @@ from mlxdist.protocol.transport import DATA
 from mlxdist.protocol.tree import Span
 from scripts.bench_cluster_node import COMMAND, SETTINGS
 from scripts.cluster_bed import HUB, Bed, cluster_bed, why_not
-from scripts.cluster_bed_macs import MACS
+from scripts.cluster_bed_macs import MACS, Mac
 from scripts.local_cluster import machine
 
 PORT = 5555
@@ -80,6 +80,11 @@ class Measured:
     least: float  # with both at once
     ratio: float  # communication to bound
     fastest_ratio: float
+
+
+def macs(count: int) -> tuple[Mac, ...]:
+    """Returns the Macs of the bed, and as many plain ones more as make `count`."""
+    return (*MACS, *(Mac(f"mini-{place}", "sh") for place in range(len(MACS) + 1, count + 1)))
 
 
 @contextmanager
@@ -203,7 +208,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="mlxd-bed-") as name:
         folder = Path(name)
         folder.chmod(0o755)
-        with cluster_bed(folder / "macs", MACS) as bed:
+        with cluster_bed(folder / "macs", macs(max(given.nodes))) as bed:
             for values in product(given.mbit, given.transports, given.megabytes, given.nodes):
                 case = Case(*values, given.leaf_seconds)
                 for measured in measure(bed, case, given.steps, given.more, given.ssh_options.split()):

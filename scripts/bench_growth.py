@@ -6,9 +6,9 @@
 
 Of every work at every size: the least processor time of several runs, and the peak of memory in another run (MLX's for
 gradients, Python's for the rest). The exponent of both is that of a power law between the sizes of the upper half,
-where costs that do not grow matter little. From the gradient of a row, the time and the peak of its attention alone are
-subtracted, measured at the same sizes: attention may grow with the square, nothing else may. Prints JSON, with the
-works whose exponent is above the limit under "faster_than_linear".
+where costs that do not grow matter little. Attention grows with the square of a row, and nothing else may: the gradient
+of one row is measured a second time with a sum in the place of attention. Prints JSON, with the works whose exponent is
+above the limit under "faster_than_linear".
 """
 
 import argparse
@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING, Any
 from mlxdist.node.work.blas import use_openblas
 
 if TYPE_CHECKING:
-    from scripts.bench_growth_work import Run, Work
+    from scripts.bench_growth_leaves import Run, Work
 
 THREADS = "1"  # as in a node on Linux
-BUDGET, MOST_RUNS = 1.0, 30  # seconds of the runs of one size, after which no other one starts
-TIME_LIMIT, MEMORY_LIMIT = 1.2, 1.1  # exponents; a sort is 1.1, and times vary
+MOST_RUNS = 30  # of one size
+TIME_SLACK, MEMORY_SLACK = 0.2, 0.1  # of an exponent above the allowed one; a sort has 1.1, and times vary
 
 
 def main() -> None:
@@ -40,13 +40,15 @@ def main() -> None:
     parser.add_argument("--least", type=int, default=64, help="smallest size")
     parser.add_argument("--most", type=int, default=8192, help="largest size; each is twice the one before")
     parser.add_argument("--only", default="", help="only works with this in their names")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of the runs of one size; at least one counts")
     parser.add_argument("--model", help="a folder whose tokenizer encodes; by default a tiny one is made")
     given = parser.parse_args()
     # OpenBLAS reads this when it is loaded, which must be before mlx is imported.
     os.environ.update(OPENBLAS_NUM_THREADS=THREADS, OMP_NUM_THREADS=THREADS, MLX_ENABLE_TF32="0", HF_HUB_OFFLINE="1")
     openblas = use_openblas()
     from mlxdist.coordinator.encode.tokenizer import hub_tokenizer, load
-    from scripts.bench_growth_work import coordinator_works, node_works, tiny_tokenizer
+    from scripts.bench_growth_leaves import node_works
+    from scripts.bench_growth_rows import coordinator_works, tiny_tokenizer
 
     sizes = [given.least << place for place in range((given.most // given.least).bit_length())]
     tokenizer = hub_tokenizer(load(given.model)) if given.model else tiny_tokenizer()
@@ -55,7 +57,7 @@ def main() -> None:
         for name, work in works.items():
             if given.only in name:
                 print(name, file=sys.stderr, flush=True)
-                found[name] = growth(work, sizes, on_device)
+                found[name] = growth(work, sizes, on_device, given.seconds)
     result = {
         "works": found,
         "faster_than_linear": [name for name, each in found.items() if each["faster_than_linear"]],
@@ -72,30 +74,24 @@ def main() -> None:
     print(json.dumps(result, indent=2))
 
 
-def growth(work: "Work", sizes: Sequence[int], on_device: bool) -> dict[str, Any]:
-    """Measures a work at every size. Returns seconds and MB, what attention takes of them, and the exponents."""
-    rows = [measured(work.prepare(size), on_device) for size in sizes]
+def growth(work: "Work", sizes: Sequence[int], on_device: bool, seconds: float) -> dict[str, Any]:
+    """Measures a work at every size. Returns seconds, MB, their exponents, and which of these are above the limit."""
+    rows = [measured(work.prepare(size), on_device, seconds) for size in sizes]
     found: dict[str, Any] = {"unit": work.unit, "sizes": list(sizes)}
     for place, name in enumerate(("processor_seconds", "peak_mb", "clock_seconds")):
         found[name] = [round(row[place], 6) for row in rows]
-    times, peaks = found["processor_seconds"], found["peak_mb"]
-    if work.attention is not None:
-        alone = [measured(work.attention(size), on_device) for size in sizes]
-        found["attention_processor_seconds"] = [round(row[0], 6) for row in alone]
-        found["attention_peak_mb"] = [round(row[1], 6) for row in alone]
-        times = [whole - part[0] for whole, part in zip(times, alone, strict=True)]
-        peaks = [whole - part[1] for whole, part in zip(peaks, alone, strict=True)]
-    found["exponent_of_time"], found["exponent_of_memory"] = exponent(sizes, times), exponent(sizes, peaks)
+    for kind, name in (("time", "processor_seconds"), ("memory", "peak_mb")):
+        found[f"exponent_of_{kind}"] = exponent(sizes, found[name])
     found["faster_than_linear"] = [
         name
-        for name, limit in (("time", TIME_LIMIT), ("memory", MEMORY_LIMIT))
-        if (power := found[f"exponent_of_{name}"]) is not None and power > limit
+        for name, slack in (("time", TIME_SLACK), ("memory", MEMORY_SLACK))
+        if (power := found[f"exponent_of_{name}"]) is not None and power > work.power + slack
     ]
     return found
 
 
-def measured(run: "Run", on_device: bool) -> tuple[float, float, float]:
-    """Returns processor seconds and clock seconds of the fastest run, and the peak of memory in MB: (p, MB, c)."""
+def measured(run: "Run", on_device: bool, seconds: float) -> tuple[float, float, float]:
+    """Returns the processor seconds of the fastest run, the peak of memory in MB, and the clock seconds."""
     import mlx.core as mx
 
     gc.collect()
@@ -113,7 +109,7 @@ def measured(run: "Run", on_device: bool) -> tuple[float, float, float]:
         tracemalloc.stop()
         del result
     processor, clock = [], []
-    until = time.perf_counter() + BUDGET
+    until = time.perf_counter() + seconds
     while not clock or (time.perf_counter() < until and len(clock) < MOST_RUNS):
         before, began = time.process_time(), time.perf_counter()
         run()

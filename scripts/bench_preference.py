@@ -18,7 +18,6 @@ import argparse
 import json
 import os
 import platform
-import random
 import statistics
 import subprocess
 import sys
@@ -27,11 +26,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from scripts.random_rows import random_rows
+
 THREADS = "1"  # as in a node of mlxdist on Linux; the same for both sides
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 RANK, SCALE, BETA, RATE, MAX_LENGTH = 8, 1.0, 0.1, 5e-5, 1024
 LOSSES = {"dpo": "sigmoid", "kto": "kto"}
-WORDS = "the of and to in is that for it as was with be by on not he his but at are this have from or had an they"
 
 RUN_TOML = """
 model = {model}
@@ -116,19 +116,6 @@ def _environment() -> dict[str, str]:
     return {**os.environ, **dict.fromkeys(names, THREADS), "MLX_ENABLE_TF32": "0", "HF_HUB_OFFLINE": "1"}
 
 
-def made_rows(method: str, count: int, prompt: int, response: int) -> list[str]:
-    """Returns rows of random words, of about so many tokens: each word is one of SmolLM2's tokens."""
-    draw = random.Random(0)
-    words, lines = WORDS.split(), []
-    for index in range(count):
-        asked, good, bad = (" ".join(draw.choices(words, k=size)) for size in (prompt, response, response))
-        row: dict[str, object] = {"prompt": [{"role": "user", "content": asked}], "chosen": good, "rejected": bad}
-        if method == "kto":
-            row = {"prompt": row["prompt"], "completion": good, "label": index % 2 == 0}
-        lines.append(json.dumps(row))
-    return lines
-
-
 def summary(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[str, Any]:
     """Returns medians over the rounds. Later steps of a round count by their median, theirs without compilation.
 
@@ -198,7 +185,7 @@ def main() -> None:
 
 def _rows(given: argparse.Namespace, folder: Path) -> list[str]:
     if given.prompt:
-        return made_rows(given.method, given.rows, given.prompt, given.response)
+        return random_rows(given.method, given.rows, given.prompt, given.response)
     tiny, examples = folder / "tiny-data", Path(__file__).resolve().parent.parent / "examples"
     data = given.data or ((tiny if given.tiny else examples / given.method) / "train.jsonl")
     return data.read_text(encoding="utf-8").splitlines()[: given.rows]

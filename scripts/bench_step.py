@@ -2,6 +2,7 @@
 
     python scripts/demo_model.py models/SmolLM2-135M-Instruct
     python scripts/bench_step.py --model models/SmolLM2-135M-Instruct
+    python scripts/bench_step.py --model models/SmolLM2-135M-Instruct --prompt 400 --response 20
     python scripts/bench_step.py --tiny        # a tiny random model: only tests the script
 
 Both trainers get the same rows with masked prompts, the same LoRA layers, one thread and the same BLAS. Each trains
@@ -55,6 +56,8 @@ def main() -> None:
     parser.add_argument(
         "--turns", type=int, help="join 1 to so many rows to one conversation; by default 1, the example's 4"
     )
+    parser.add_argument("--prompt", type=int, help="tokens of the prompts of random rows, in place of --data")
+    parser.add_argument("--response", type=int, default=20, help="tokens of their answers")
     parser.add_argument("--steps", type=int, default=3, help="steps in an epoch over the rows")
     parser.add_argument("--pairs", type=int, default=3, help="epochs of each side that count")
     parser.add_argument("--batch", type=int, default=4, help="rows in a step")
@@ -63,16 +66,22 @@ def main() -> None:
     parser.add_argument("--max-length", type=int, default=1024)
     parser.add_argument("--tiny", action="store_true", help="a tiny random model instead")
     given = parser.parse_args()
+    sys.path.insert(0, str(ROOT))  # for scripts.*, from any folder
+    from scripts.random_rows import random_rows
+
     if not given.tiny and not (Path(given.model) / "config.json").is_file():
         parser.error(f"{given.model} is not a model folder; scripts/demo_model.py makes one, --model names another")
     turns = given.turns or (1 if given.data else EXAMPLE_TURNS)
     data = given.data or ROOT / "examples/sft/train.jsonl"
-    lines = rows_from(data / "train.jsonl" if data.is_dir() else data, given.steps * given.batch, turns)
+    count = given.steps * given.batch
+    if given.prompt:
+        lines = random_rows("sft", count, given.prompt, given.response)
+    else:
+        lines = rows_from(data / "train.jsonl" if data.is_dir() else data, count, turns)
 
     # OpenBLAS reads this when it is loaded, which must be before mlx is imported.
     os.environ.update(OPENBLAS_NUM_THREADS=THREADS, OMP_NUM_THREADS=THREADS, MLX_ENABLE_TF32="0", HF_HUB_OFFLINE="1")
     openblas = use_openblas()
-    sys.path.insert(0, str(ROOT))  # for scripts.*, from any folder
     from scripts.bench_step_measure import measure
 
     with tempfile.TemporaryDirectory() as scratch:

@@ -121,8 +121,9 @@ class IncomingVector:
             raise WireError(f"block {index} of vector {self.stream} has {payload.nbytes} bytes, not {target.nbytes}")
         target[:] = payload.cast("B")
         self._hash.update(payload)
-        start = index * BLOCK_ELEMENTS
-        self.finite = self.finite and bool((np.abs(self.buffer[start : start + BLOCK_ELEMENTS]) <= LARGEST).all())
+        block = self.buffer[index * BLOCK_ELEMENTS :][:BLOCK_ELEMENTS]
+        # A NaN is both the largest and the smallest number, and within no limits. No copy is made.
+        self.finite = self.finite and bool(block.max() <= LARGEST and block.min() >= -LARGEST)
         self.received += 1
 
     @property

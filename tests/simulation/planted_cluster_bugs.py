@@ -14,7 +14,8 @@ from mlxdist.coordinator.cluster.buffers import BufferPool
 from mlxdist.coordinator.cluster.membership import Membership
 from mlxdist.coordinator.cluster.node import Node
 from mlxdist.coordinator.cluster.uploads import Uploads
-from mlxdist.coordinator.schedule.rounds import Assignment, Round
+from mlxdist.coordinator.schedule.assignments import Assignment
+from mlxdist.coordinator.schedule.rounds import Round
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import StaleError, WireError
 from mlxdist.protocol.messages import VectorOffer

@@ -9,6 +9,7 @@ transfers (of vectors), model_transfer (of the model's files). Each returns even
 dispatch says which message is whose.
 """
 
+import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from mlxdist.coordinator.cluster.bit_classes import BitClasses
 from mlxdist.coordinator.cluster.data_watch import watch_data
 from mlxdist.coordinator.cluster.dispatch import Dispatch
 from mlxdist.coordinator.cluster.events import (
+    Changed,
     Event,
     FalseAlarm,
     Lost,
@@ -39,7 +41,8 @@ from mlxdist.coordinator.cluster.settings import ClusterSettings
 from mlxdist.coordinator.cluster.timeline import Mark, Timeline
 from mlxdist.coordinator.cluster.transfers import Transfers
 from mlxdist.coordinator.schedule.assign import assign
-from mlxdist.coordinator.schedule.rounds import Assignment, Request, Round
+from mlxdist.coordinator.schedule.assignments import Assignment
+from mlxdist.coordinator.schedule.rounds import Request, Round
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import MlxdistError
 from mlxdist.protocol.manifest import Manifest
@@ -51,6 +54,7 @@ from mlxdist.protocol.untrusted import quoted
 from mlxdist.protocol.vectors import Vector
 from mlxdist.protocol.wire import encode, fitted
 
+LOOKS, LOOK_SECONDS = 10, 0.25  # all nodes are looked at so often between two heartbeats, or every so many seconds
 MOST_NEWS = 4096  # that wait for the loop; beyond it the oldest are left out
 
 
@@ -72,6 +76,8 @@ class Cluster:
     offenders: Offenders = field(default_factory=Offenders)
     timeline: Timeline = field(default_factory=Timeline)
     _failure: MlxdistError | None = None
+    _looked: float = -math.inf  # when the clock of all nodes was looked at
+    _settled: int = 0  # changes of the round's assignments that were acted on
     _outbox: list[Parcel] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -212,10 +218,12 @@ class Cluster:
         if self.offenders.silenced(parcel.channel, parcel.peer, now):
             return
         try:
-            self._act(self.dispatch.events(parcel, now))
+            events = self.dispatch.events(parcel, now)
+            self._act(events)
         except Exception as error:  # an error of ours, and a message that found it must not end the run
-            self._act(self._cut_off(parcel, error))
-        self._settle()
+            events = self._cut_off(parcel, error)
+            self._act(events)
+        self._settle(changed=not all(isinstance(event, Send | Mark) for event in events))
 
     def _cut_off(self, parcel: Parcel, error: Exception) -> list[Event]:
         """Ends the session of a peer whose message made an error here, and hears nothing from that connection a while.
@@ -234,13 +242,22 @@ class Cluster:
         self._act(self.dispatch.turned_away(refusal, now))
 
     def tick(self, now: float) -> None:
-        """Looks at the clock: which node is silent, which is stuck, what is late, whether a pause is over."""
+        """Looks at the clock: which node is silent, which is stuck, what is late, whether a pause is over.
+
+        It may be called after every message: the nodes are looked at a few times in each heartbeat's time.
+        """
         self.now = now
+        if 0 <= now - self._looked < min(self.settings.timing.beat_seconds / LOOKS, LOOK_SECONDS):
+            self._settle(changed=False)
+            return
+        self._looked = now
+        self.members.speed = sum(node.speed.tokens_per_second for node in self.nodes.values() if node.there)
+        stalled = self.transfers.uploads.stalled
         for node in list(self.nodes.values()):
             self._act(self.members.check(node, now))
             self._act(self._watch_data(node, now))
-            stalled = self.transfers.uploads.stalled(node.name) and self.scheduler.in_work(node.name) is None
-            if stalled or self.model.waits_for_list(node):
+            waits = node.name in stalled and self.scheduler.in_work(node.name) is None
+            if waits or self.model.waits_for_list(node):
                 node.worker.progressed = now  # it waits for us
             if not node.worker.ended and (idle := self.scheduler.stuck(node, now)) is not None:
                 if self.scheduler.busy(node.name) and self.scheduler.in_work(node.name) is None:
@@ -251,8 +268,10 @@ class Cluster:
         self._act(self.scheduler.copy_late(self.nodes, now))
 
     def _watch_data(self, node: Node, now: float) -> list[Event]:
-        loading = node.state in (NodeState.LOADING, NodeState.FETCHING)
-        patience = self.settings.timing.start_timeout if loading else self.scheduler.patience(node)
+        patience = 0.0
+        if node.worker.asked is not None:  # otherwise it is asked first
+            loading = node.state in (NodeState.LOADING, NodeState.FETCHING)
+            patience = self.settings.timing.start_timeout if loading else self.scheduler.patience(node)
         return watch_data(self.members, node, now, carrying=self.dispatch.carrying(node), patience=patience)
 
     def slept(self, gap: float, asleep: float, now: float) -> None:
@@ -278,6 +297,8 @@ class Cluster:
             match event:
                 case Send(channel=channel, peer=peer, message=message, payload=payload):
                     self._outbox.append(Parcel(channel, peer, encode(fitted(message), payload)))
+                case Changed():
+                    pass
                 case NodeNews():
                     self.news.append(event)
                 case Mark():
@@ -310,8 +331,15 @@ class Cluster:
                     self._act(self.bits.given(node, request, self.nodes))
                     self._act(self.transfers.downloads.assignment_to(node, request, event, self.now))
 
-    def _settle(self) -> None:
-        """Goes on after anything that happened: idle nodes are ready, pending leaves are placed, vectors travel."""
+    def _settle(self, *, changed: bool = True) -> None:
+        """Goes on after anything that happened: idle nodes are ready, pending leaves are placed, vectors travel.
+
+        `changed`: which nodes can work may have changed. Otherwise nothing is looked at that depends on their number.
+        """
+        round_ = self.round
+        if not changed and round_ is not None and not round_.pending and round_.assignments.changes == self._settled:
+            self._act(self.transfers.admit(round_, self.nodes, self.now))
+            return
         for node in self.nodes.values():
             if node.state is NodeState.BUSY and not self.scheduler.busy(node.name):
                 node.move(NodeEvent.FINISHED)
@@ -322,3 +350,4 @@ class Cluster:
         self._act(self.bits.release(self.nodes, self.members.absent, self.now, pending=pending))
         self._act(self.scheduler.place(self.nodes, self.now))
         self._act(self.transfers.admit(self.round, self.nodes, self.now))
+        self._settled = self.round.assignments.changes

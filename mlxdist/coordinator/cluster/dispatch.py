@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from mlxdist.coordinator.cluster.answers import leaf_answered, nonfinite_leaf
-from mlxdist.coordinator.cluster.events import Event, NodeNews, Send, news_of
+from mlxdist.coordinator.cluster.events import Changed, Event, NodeNews, Send, news_of
 from mlxdist.coordinator.cluster.joining import Joining
 from mlxdist.coordinator.cluster.membership import Membership
 from mlxdist.coordinator.cluster.model_transfer import ModelTransfer
@@ -18,6 +18,8 @@ from mlxdist.protocol.transport import CONTROL, DATA, REVOKED, Parcel, Refusal, 
 from mlxdist.protocol.untrusted import sentence
 from mlxdist.protocol.wire import decode
 
+# Messages that come for every block, leaf and heartbeat; a node whose state they change is news, or lost.
+STEADY = (m.VectorBlock, m.Credit, m.LeafAnswer, m.Heartbeat, m.Pong)
 FORGOTTEN = "its key was taken off the list of the coordinator's Mac (mlxdist nodes forget)"
 
 
@@ -61,7 +63,8 @@ class Dispatch:
             return [Send(channel, peer, m.Stale(session, type(message).__name__, over=True))]
         if parcel.owner not in ("", node.name):
             return [Send(channel, peer, m.Stale(node.session, f"a message of {node.name} under another node's key"))]
-        return self._of_node(node, message, payload, channel, peer, now)
+        events = self._of_node(node, message, payload, channel, peer, now)
+        return events if isinstance(message, STEADY) else [*events, Changed()]
 
     def _revoked(self, channel: str, peer: bytes, now: float) -> list[Event]:
         """Turns away a node whose key was admitted until a moment ago; its leaves go to others."""

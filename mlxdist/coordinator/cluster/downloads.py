@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 from mlxdist.coordinator.cluster.events import Send, to_worker
 from mlxdist.coordinator.cluster.node import Node
+from mlxdist.coordinator.schedule.assignments import Assignment
 from mlxdist.coordinator.schedule.node_speeds import TransferTimes
-from mlxdist.coordinator.schedule.rounds import Assignment, Request
+from mlxdist.coordinator.schedule.rounds import Request
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.leaves import pack_leaf
 from mlxdist.protocol.vectors import OutgoingVector, Vector, VectorHash, block_count
@@ -23,6 +24,7 @@ class Downloads:
     adapter: tuple[int, VectorHash] | None = None  # version, and the values with their hash
     reference: VectorHash | None = None
     _under_way: dict[tuple[str, int], OutgoingVector] = field(default_factory=dict)
+    _credited: dict[tuple[str, int], None] = field(default_factory=dict)  # since blocks were sent last
     _streams: int = 0
 
     def set_adapter(self, version: int, vector: Vector) -> None:
@@ -90,10 +92,14 @@ class Downloads:
         """Notes that the worker takes blocks up to this one."""
         if vector := self._under_way.get((name, stream)):
             vector.credit(upto)
+            self._credited[name, stream] = None
 
     def blocks(self, nodes: Mapping[str, Node]) -> Iterator[Send]:
         """The blocks that have credit, and the ends of vectors whose blocks are all sent."""
-        for (name, stream), vector in list(self._under_way.items()):
+        credited, self._credited = sorted(self._credited, key=lambda key: key[1]), {}
+        for name, stream in credited:
+            if (vector := self._under_way.get((name, stream))) is None:
+                continue
             node = nodes[name]
             for index, block in vector.blocks():
                 yield to_worker(node, m.VectorBlock(node.session, stream, index), block)
@@ -109,6 +115,7 @@ class Downloads:
         self._streams += 1
         vector = hashed.vector
         self._under_way[node.name, self._streams] = OutgoingVector(self._streams, vector, hashed)
+        self._credited[node.name, self._streams] = None  # an empty one has its end to send
         self.times.begin("down", node.name, self._streams, now, version if kind == "adapter" else -1)
         offer = m.VectorOffer(node.session, self._streams, kind, version, len(vector), slice_stop=len(vector))
         return to_worker(node, offer)

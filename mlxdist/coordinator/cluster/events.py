@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from mlxdist.coordinator.cluster.node import Node
 from mlxdist.coordinator.cluster.timeline import Mark
-from mlxdist.coordinator.schedule.rounds import Assignment
+from mlxdist.coordinator.schedule.assignments import Assignment
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.numerics import Promise
 from mlxdist.protocol.transport import CONTROL, DATA
@@ -83,7 +83,12 @@ class NotNeeded:
     assignment: Assignment
 
 
-Event = Send | NodeNews | Lost | FalseAlarm | WrongAnswer | NotNeeded | Assignment | Mark
+@dataclass(frozen=True)
+class Changed:
+    """The message may have changed which nodes can work."""
+
+
+Event = Send | Changed | NodeNews | Lost | FalseAlarm | WrongAnswer | NotNeeded | Assignment | Mark
 
 
 def to_worker(node: Node, message: m.Message, payload: Buffer = b"") -> Send:

@@ -43,11 +43,22 @@ class Membership:
     given_up: dict[str, MlxdistError] = field(default_factory=dict)
     quarantined: dict[str, str] = field(default_factory=dict)  # the reason by name: not admitted again
     over: bool = False
+    speed: float = 0.0  # tokens per second of all nodes that can be given leaves, when they were looked at last
     draw: Callable[[], str] = _random_bits
+    _names: dict[m.SessionId, str] = field(default_factory=dict)  # of nodes, as they were found last
 
     def by_session(self, session: object) -> Node | None:
         """The node that a message belongs to, if it still takes part."""
-        return next((node for node in self.nodes.values() if node.session == session and not node.gone), None)
+        if not isinstance(session, m.SessionId):
+            return None
+        node = self.nodes.get(self._names.get(session, ""))
+        if node is None or node.session != session:
+            node = next((node for node in self.nodes.values() if node.session == session and not node.gone), None)
+            if len(self._names) >= MOST_NODES:
+                self._names.clear()
+            if node is not None:
+                self._names[session] = node.name
+        return node if node is not None and not node.gone else None
 
     def by_data(self, peer: bytes) -> Node | None:
         """The node whose worker has this data connection, if it still takes part."""
@@ -118,8 +129,7 @@ class Membership:
     def _standing(self, node: Node) -> m.HeartbeatAck:
         """Returns the answer to a heartbeat, with what the node contributes."""
         speed = node.speed.tokens_per_second
-        all_ = sum(each.speed.tokens_per_second for each in self.nodes.values() if each.there)
-        share = speed / all_ if all_ and node.there else 0.0
+        share = min(speed / self.speed, 1.0) if self.speed and node.there else 0.0
         return m.HeartbeatAck(node.session, speed, share, node.peak_bytes)
 
     def _look_at_worker(self, node: Node, pid: int, leaf: Leaf | None) -> list[Event]:

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 
 from mlxdist.coordinator.cluster.events import Event, WrongAnswer, news_of
 from mlxdist.coordinator.cluster.node import Node
-from mlxdist.coordinator.schedule.rounds import Assignment, Round
+from mlxdist.coordinator.schedule.assignments import Assignment
+from mlxdist.coordinator.schedule.rounds import Round
 from mlxdist.protocol.errors import NonFiniteError
 from mlxdist.protocol.tree import Span
 

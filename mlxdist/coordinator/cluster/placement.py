@@ -10,7 +10,8 @@ from statistics import fmean
 
 from mlxdist.coordinator.cluster.node import Node
 from mlxdist.coordinator.schedule.assign import NodeSeconds, assign
-from mlxdist.coordinator.schedule.rounds import Assignment, Round, joined_spans, parted, without
+from mlxdist.coordinator.schedule.assignments import Assignment
+from mlxdist.coordinator.schedule.rounds import Round, joined_spans, parted, without
 from mlxdist.protocol.tree import Span
 
 ALONE_AFTER = 2  # workers that ended with the same leaf in work
@@ -105,6 +106,8 @@ def too_slow(name: str, seconds: Mapping[str, NodeSeconds], given: Mapping[str, 
     """
     mine = seconds[name]
     slowest = max(given, key=lambda other: sum(seconds[other].leaves))
+    if mine == seconds[slowest]:  # one like it got nothing
+        return ""
     if name not in assign({**seconds, name: seconds[slowest]}):
         return ""
     step = max(seconds[other].of(span) for other, span in given.items())

@@ -9,9 +9,10 @@ from mlxdist.coordinator.cluster.nonfinite import leaf_phrase, reported
 from mlxdist.coordinator.cluster.placement import ALONE_AFTER, Assigner, Placement, copies, place, too_slow
 from mlxdist.coordinator.cluster.settings import ClusterSettings
 from mlxdist.coordinator.schedule.assign import NodeSeconds, assign
+from mlxdist.coordinator.schedule.assignments import Assignment
 from mlxdist.coordinator.schedule.deadlines import Deadlines
 from mlxdist.coordinator.schedule.node_speeds import Pacing
-from mlxdist.coordinator.schedule.rounds import Assignment, Request, Round, begin_round, joined_spans, leaf_work
+from mlxdist.coordinator.schedule.rounds import Request, Round, begin_round, joined_spans, leaf_work
 from mlxdist.protocol.errors import MlxdistError, NodeError, StaleError
 from mlxdist.protocol.leaves import Leaf
 from mlxdist.protocol.tree import Span
@@ -167,10 +168,12 @@ class Scheduler:
 
     def stuck(self, node: Node, now: float) -> float | None:
         """Seconds for which a node with work has done nothing, when they are too many."""
+        idle, timing = now - node.worker.progressed, self.settings.timing
+        if idle <= min(timing.progress_seconds, timing.start_timeout):  # no patience is shorter
+            return None
         assignments = self.round.of(node.name) if self.round is not None else []
         if not assignments and not node.worker.cancelled:
             return None
-        idle = now - node.worker.progressed
         return idle if idle > self.patience(node) else None
 
     def patience(self, node: Node) -> float:

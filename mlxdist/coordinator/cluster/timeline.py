@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mlxdist.coordinator.schedule.rounds import Assignment, Request
+from mlxdist.coordinator.schedule.assignments import Assignment
+from mlxdist.coordinator.schedule.rounds import Request
 from mlxdist.protocol.tree import Span
 
 Kind = Literal["leaf", "copy", "audit", "score", "room", "up", "down", "lost", "dropped"]

@@ -118,6 +118,8 @@ class Transfers:
     def admit(self, round_: Round, nodes: Mapping[str, Node], now: float) -> list[Event]:
         """Lets in the partials that there is room for."""
         events: list[Event] = []
+        if not self.uploads.waits:
+            return events
         for name, stream, upto in self.uploads.admit(round_.lowest_missing):
             self.times.begin("up", name, stream, now)
             events.append(to_worker(nodes[name], m.Credit(nodes[name].session, stream, upto)))

@@ -82,9 +82,15 @@ class Uploads:
         """The streams of a node's partials, let in, over subtrees whose last leaf is the one before `stop`."""
         return [key[1] for key, (offer, _) in self._arriving.items() if key[0] == name and offer.stop == stop]
 
-    def stalled(self, name: str) -> bool:
-        """True if the node waits for room, and for nothing of its own."""
-        return any(key[0] == name for key in self._waiting) and not any(key[0] == name for key in self._arriving)
+    @property
+    def waits(self) -> bool:
+        """True if a partial waits to be let in."""
+        return bool(self._waiting)
+
+    @property
+    def stalled(self) -> set[str]:
+        """The nodes that wait for room, and for nothing of their own."""
+        return {name for name, _ in self._waiting} - {name for name, _ in self._arriving}
 
     def not_needed(self, needed: Callable[[VectorOffer], bool]) -> Iterator[tuple[str, int]]:
         """Throws away what is offered or arrives and is not needed any more: yields (node, stream) of each."""

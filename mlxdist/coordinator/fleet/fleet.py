@@ -4,10 +4,11 @@ One poller thread carries the messages. The caller's thread adds partials up and
 a slow disk delays a message. Without a thread (`threaded=False`) the caller carries them itself, for tests.
 """
 
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import suppress
 from typing import TypeVar
 
 from mlxdist.coordinator.cluster.audit import Answer, Audit, TaintedError, answer_of, with_rows
@@ -54,7 +55,10 @@ class Fleet:
         """
         self._cluster, self._hub, self._clock = cluster, hub, clock
         self._on_news, self._watch, self._audit = on_news, watch, audit or Audit()
-        self._changed = threading.Condition()
+        # A lock and a queue that are not written in Python: a Ctrl-C may be raised within the locks of those that are,
+        # which are then held for ever.
+        self._lock = threading.RLock()
+        self._changed: queue.SimpleQueue[None] = queue.SimpleQueue()  # has something when messages came
         self._closing = False
         self._absence = Absence(clock, wall)
         self._pool = cluster.transfers.pool
@@ -96,14 +100,14 @@ class Fleet:
 
     def send_adapter(self, version: int, vector: Vector) -> None:
         """Starts a new adapter version on its way to all nodes. `vector` must not change afterwards."""
-        with self._at_this_time() as cluster:
-            cluster.set_adapter(version, vector)
+        with self._lock:
+            self._at_this_time().set_adapter(version, vector)
         self._hub.wake()
 
     def send_reference(self, vector: Vector) -> None:
         """The reference's adapter, for every node once, before its first work. `vector` must not change afterwards."""
-        with self._at_this_time() as cluster:
-            cluster.set_reference(vector)
+        with self._lock:
+            self._at_this_time().set_reference(vector)
         self._hub.wake()
 
     def gradient(self, request: Request) -> tuple[Vector, Sequence[RowOutputs]]:
@@ -111,7 +115,7 @@ class Fleet:
 
         Raises TaintedError when an audit has found a node whose numbers were wrong: ask for the whole step again.
         """
-        with self._changed:
+        with self._lock:
             request = self._audit.plan(request, len(self._cluster.ready()))
         self._pool.end_loan()
         current = self._begin(request)
@@ -129,7 +133,7 @@ class Fleet:
     def _look_twice(self, request: Request, answers: dict[int, list[Answer]]) -> None:
         """Has the audited leaves computed on other nodes until it is known which is right, and acts on it."""
         while True:
-            with self._changed:
+            with self._lock:
                 canaries = {node.name: node.canary for node in self._cluster.ready()}
                 spare = set(self._cluster.scheduler.spare)
             question, findings = self._audit.questions(request, answers, canaries, spare)
@@ -140,7 +144,8 @@ class Fleet:
                 answers[span.start] += with_rows(current, span.start, [answer_of(current.senders[span], vector)])
                 self._pool.give_back(vector)
         wrong, unlike = self._audit.conclude(request, answers, findings)
-        with self._at_this_time() as cluster:
+        with self._lock:
+            cluster = self._at_this_time()
             for name, what in unlike.items():
                 cluster.end_promise(name, what, request.step)
             for name, reason in wrong.items():
@@ -158,17 +163,17 @@ class Fleet:
 
     def begin_promise(self, from_step: int, earlier: Promise | None = None) -> Promise:
         """The promise about the bits from this step on, once the nodes are ready; `earlier`: of the sessions before."""
-        with self._at_this_time() as cluster:
-            return cluster.begin_promise(from_step, earlier)
+        with self._lock:
+            return self._at_this_time().begin_promise(from_step, earlier)
 
     def packing(self) -> str:
         """The mode in which all nodes pack rows; it does not change after the promise."""
-        with self._changed:
+        with self._lock:
             return self._cluster.packing
 
     def leaves_recomputed(self) -> int:
         """Leaves that were computed, or begun, more than once so far: after a loss, or as copies of late ones."""
-        with self._changed:
+        with self._lock:
             current = self._cluster.round
             return self._cluster.scheduler.leaves_recomputed + (current.recomputed if current is not None else 0)
 
@@ -179,12 +184,12 @@ class Fleet:
 
     def peak_gb(self) -> float:
         """The highest memory peak of any node so far, in GB (10^9 bytes)."""
-        with self._changed:
+        with self._lock:
             return max((node.peak_bytes for node in self._cluster.nodes.values()), default=0) / 1e9
 
     def node_speeds(self) -> dict[str, float]:
         """Measured tokens per second of every node that has worked."""
-        with self._changed:
+        with self._lock:
             speeds = {node.name: node.speed.tokens_per_second for node in self._cluster.ready()}
         return {name: speed for name, speed in speeds.items() if speed}
 
@@ -193,7 +198,7 @@ class Fleet:
 
         Tells the news first that came meanwhile: a loss belongs to the step whose work shows it.
         """
-        with self._changed:
+        with self._lock:
             news = self._take_news()
             rows = self._cluster.timeline.take(since)
             nodes = sorted(self._cluster.nodes.items())
@@ -215,17 +220,17 @@ class Fleet:
 
     def hosts_and_canaries(self) -> dict[str, tuple[Mapping[str, str], tuple[str, ...]]]:
         """Returns the facts on its host and the digests of the canary, by name, of each node that has answered it."""
-        with self._changed:
+        with self._lock:
             return {name: (node.host, node.canary) for name, node in self._cluster.nodes.items() if node.canary}
 
     def present(self) -> set[str]:
         """Returns the names of the nodes that take part now, ready or on their way to it."""
-        with self._changed:
+        with self._lock:
             return {name for name, node in self._cluster.nodes.items() if not node.gone}
 
     def close(self, reason: str) -> None:
         """Says goodbye to all nodes, waits a moment for their answers, and closes the ports."""
-        with self._changed:
+        with self._lock:
             self._cluster.goodbye(reason)
         self._hub.wake()
         deadline = self._clock() + GOODBYE_SECONDS
@@ -233,8 +238,7 @@ class Fleet:
             if self._thread is None:
                 self._pump(0.0)
                 break
-            with self._changed:
-                self._changed.wait(0.05)
+            self._sleep(0.05)
         self._closing = True
         self._hub.wake()
         if self._thread is not None:
@@ -245,16 +249,19 @@ class Fleet:
 
     # ---- helpers
 
-    @contextmanager
-    def _at_this_time(self) -> Iterator[Cluster]:
-        """The cluster under the lock, knowing what time it is."""
-        with self._changed:
-            self._cluster.now = self._clock()
-            yield self._cluster
+    def _at_this_time(self) -> Cluster:
+        """The cluster, of which the caller holds the lock, knowing what time it is."""
+        self._cluster.now = self._clock()
+        return self._cluster
+
+    def _sleep(self, seconds: float) -> None:
+        """Waits until messages came, at most so long. The lock must be free."""
+        with suppress(queue.Empty):
+            self._changed.get(timeout=seconds)
 
     def _begin(self, request: Request) -> Round:
-        with self._at_this_time() as cluster:
-            current = cluster.begin(request)
+        with self._lock:
+            current = self._at_this_time().begin(request)
         self._hub.wake()
         return current
 
@@ -267,14 +274,12 @@ class Fleet:
     def _wait(self, look: Callable[[], T | None]) -> T:
         """Waits until `look`, called under the lock, finds something. Raises the cluster's failure."""
         while True:
-            with self._changed:
+            with self._lock:
                 for event in self._watch():
                     self._note(event)
                 failure, found = self._cluster.failure, None
                 if failure is None:
                     found = look()
-                    if found is None and self._thread is not None:
-                        self._changed.wait(POLL_SECONDS)
                 news = self._take_news()
             for item in news:
                 self._on_news(item)
@@ -284,6 +289,8 @@ class Fleet:
                 return found
             if self._thread is None:
                 self._pump(0.0)
+            else:
+                self._sleep(POLL_SECONDS)
 
     def _take_news(self) -> list[NodeNews]:
         return [self._cluster.news.popleft() for _ in range(len(self._cluster.news))]
@@ -303,15 +310,19 @@ class Fleet:
             while not self._closing:
                 self._pump(POLL_SECONDS)
         except Exception as error:  # told to the waiting thread, which raises it
-            with self._changed:
+            with self._lock:
                 failure = NodeError(f"the coordinator's message thread failed: {error!r}")
                 failure.__cause__ = error
                 self._cluster.failure = failure
-                self._changed.notify_all()
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._changed.empty():  # one is enough, and no more are kept
+            self._changed.put(None)
 
     def _pump(self, timeout: float) -> None:
         parcels = self._hub.receive(timeout)
-        with self._changed:
+        with self._lock:
             gap, asleep = self._absence.since_last_look(timeout + self._cluster.settings.timing.beat_seconds)
             now = self._clock()
             if gap or asleep:
@@ -329,10 +340,10 @@ class Fleet:
             if self._reader is not None:
                 self._reader.ask(self._cluster.take_readings())
             outgoing = self._cluster.take_outgoing()
-            if parcels:
-                self._changed.notify_all()
+        if parcels:
+            self._wake()
         unsent = [parcel for parcel in outgoing if not self._hub.send(parcel)]
         if unsent:
-            with self._changed:
+            with self._lock:
                 for parcel in unsent:
                     self._cluster.unreachable(parcel, self._clock())

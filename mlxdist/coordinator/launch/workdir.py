@@ -6,6 +6,7 @@
     models/NAME/               models, without the links of the hub's cache
     models/0123…ef/            a model that came over the wire, named by the hash of its files
     hashes.json                at a coordinator: the hashes of the model files that it has sent
+    memory/                    at a coordinator: the memory of models' layers, as machines have measured it
     uv/, python/, wheels/      what environments are made from, without the internet
 """
 

@@ -16,6 +16,7 @@ from mlxdist.coordinator.batch.leaf_tokens import auto_leaf_tokens, largest_leaf
 from mlxdist.coordinator.batch.row_store import Rows
 from mlxdist.coordinator.config.hosts import NodeSpec, is_local
 from mlxdist.coordinator.config.schema import MemoryConfig, RunConfig
+from mlxdist.coordinator.memory.measured import MeasuredModel
 from mlxdist.coordinator.memory.model_files import ModelFiles, adapter_elements, find_model, read_model
 from mlxdist.coordinator.memory.model_tree import ModelTree, UnloadableError, read_tree
 from mlxdist.coordinator.memory.node_memory import MemoryNeed, NodeMemory
@@ -128,17 +129,24 @@ def requested(memory: MemoryConfig) -> tuple[int | None, int | None]:
 
 
 def memory_need(
-    config: RunConfig, files: ModelFiles, rows: Sequence[Rows], free: float, tree: ModelTree | None = None
+    config: RunConfig,
+    files: ModelFiles,
+    rows: Sequence[Rows],
+    free: float,
+    tree: ModelTree | None = None,
+    measured: Sequence[MeasuredModel] = (),
 ) -> MemoryNeed:
     """Returns what a node needs with the fastest settings that fit into `free` bytes, or with the smallest ones.
 
-    `tree`: the model as it will be loaded; without it the names in its files are counted. Raises KeyError for a model
-    whose configuration lacks its sizes.
+    `tree`: the model as it will be loaded; without it the names in its files are counted. `measured`: the model on the
+    machines of the run; without any, the table is used.
+
+    Raises KeyError for a model whose configuration lacks its sizes.
     """
     elements = adapter_elements(files, config.lora) if tree is None else tree.elements
     half, parameters = (files.half, files.nbytes) if tree is None else (tree.half, tree.nbytes)
     chunked = config.memory.gated_delta == "chunked"
-    shape = replace(model_shape(files.config), half=half, chunked=chunked)
+    shape = replace(model_shape(files.config), half=half, chunked=chunked, measured=tuple(measured))
     leaf = leaf_size(config, rows, elements)
     model = parameters + ADAPTER_BYTES * elements
     size, chunk = requested(config.memory)
@@ -155,10 +163,11 @@ def fit(
     nodes: Sequence[NodeSpec],
     machine: Machine,
     elsewhere: Mapping[str, Machine] | None = None,
+    measured: Sequence[MeasuredModel] = (),
 ) -> Fitted:
     """Returns the configuration with "auto" resolved: the leaves by the data, the memory for the smallest node.
 
-    `elsewhere`: as `node_limits` takes it.
+    `elsewhere`: as `node_limits` takes it. `measured`: as `memory_need` takes it.
 
     Raises ConfigError for a node that cannot hold the run.
     """
@@ -171,7 +180,7 @@ def fit(
         if folder is None or files is None or not files.tensors:
             return _unpredicted(config, "the model is not on this machine yet")
         tree = _tree(folder, config)
-        need = memory_need(config, files, rows, free, tree)
+        need = memory_need(config, files, rows, free, tree, measured)
     except KeyError as error:
         return _unpredicted(config, str(error.args[0]))
     for name, (limit, _) in limits.items():
@@ -230,5 +239,5 @@ def _sentence(config: RunConfig, need: MemoryNeed) -> str:
     return (
         f"a node needs about {format_bytes(need.total)}: {format_bytes(need.model)} for the model, "
         f"{format_bytes(WORKER_BYTES)} for its process, {format_bytes(need.settings.peak)} for {need.rows} "
-        f"({how}, {chunk} positions of the LM head at once)"
+        f"({how}, {chunk} positions of the LM head at once), {need.source}"
     )

@@ -33,9 +33,16 @@ class MemoryNeed:
         return f"a leaf of up to {self.leaf.tokens} tokens, with {row}"
 
     @property
+    def source(self) -> str:
+        """The origin of the prediction, as the end of a sentence."""
+        if self.shape.measured:
+            return "by a measurement of its layers on this kind of machine"
+        return "by the table of coefficients; never measured on this kind of machine"
+
+    @property
     def doubt(self) -> str | None:
         """A sentence for a person when the architecture of the model was never measured."""
-        if not self.shape.unmeasured:
+        if not self.shape.unmeasured or self.shape.measured:
             return None
         return (
             f"no {self.shape.unmeasured} was measured, so its memory is predicted as a llama's of the same sizes: "

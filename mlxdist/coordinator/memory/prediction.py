@@ -1,4 +1,6 @@
-"""Predicts the memory of one leaf's backward pass from the model's configuration, for "auto" and `mlxdist plan`.
+"""Predicts the memory of one leaf's backward pass, for "auto" and `mlxdist plan`.
+
+Where the machines of a run have measured the model, by their law (measured.py); elsewhere from its configuration.
 
 The form of the formulas is counted by hand: what a layer keeps for its backward pass. The coefficients were fitted to
 peaks measured over 54 llama-like shapes (docs/memory.md compares both). MLX frees what nothing needs any more, so the
@@ -11,6 +13,8 @@ are bytes.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+
+from mlxdist.coordinator.memory.measured import MeasuredModel
 
 WHOLE_GRAPH = 0  # the segment size at which the activations of every layer are kept
 AUTO_SEGMENT_SIZES = (WHOLE_GRAPH, 1)  # for "auto", fastest first; segments of 2 and more were no faster than 1
@@ -37,6 +41,7 @@ class ModelShape:
     by_channel: bool = False  # its gates are one for each key feature, not one for each head
     chunked: bool = True  # it is trained in chunks of tokens, not token by token
     unmeasured: str = ""  # the name of an architecture that was not measured; it is predicted as a llama
+    measured: tuple[MeasuredModel, ...] = ()  # the model on the machines of the run; without any, the table is used
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +152,9 @@ def model_shape(config: Mapping[str, Any]) -> ModelShape:
 
 
 def peak(shape: ModelShape, leaf: LeafSize, *, segment_size: int, head_chunk: int) -> int:
-    """Returns the peak bytes of one leaf's gradient, above the model and its adapter."""
+    """Returns the peak bytes of one leaf's gradient, above model and adapter, on the machine that needs most."""
+    if shape.measured:
+        return max(_measured_peak(each, shape, leaf, segment_size, head_chunk) for each in shape.measured)
     element = 2 if shape.half else 4
     adapter = leaf.adapter * ADAPTER_BYTES
     head_states = leaf.picked * shape.hidden * element
@@ -162,6 +169,14 @@ def peak(shape: ModelShape, leaf: LeafSize, *, segment_size: int, head_chunk: in
     borders = (-(-shape.layers // size) - 1) * leaf.tokens * shape.hidden * element
     layers = size * _kept(shape, leaf) + _once(shape, leaf) + _states_held(shape, leaf, min(size, shape.state_layers))
     return round(borders + head_states + adapter + max(logits * _of(shape).logits, layers))
+
+
+def _measured_peak(model: MeasuredModel, shape: ModelShape, leaf: LeafSize, segment_size: int, head_chunk: int) -> int:
+    if segment_size == WHOLE_GRAPH:
+        return round(model.whole(leaf.tokens, leaf.length, leaf.picked, head_chunk))
+    borders = model.borders(segment_size) * leaf.tokens * shape.hidden * (2 if shape.half else 4)
+    layers = model.segments(leaf.tokens, leaf.length, leaf.picked, head_chunk, segment_size)
+    return round(borders + leaf.adapter * ADAPTER_BYTES + layers)
 
 
 def choose(
@@ -235,9 +250,16 @@ def _states_held(shape: ModelShape, leaf: LeafSize, layers: int) -> float:
 def _chunk(shape: ModelShape, leaf: LeafSize, segment_size: int) -> int:
     """Returns the largest chunk whose logits take no more than the layers take anyway."""
     size = segment_size or 1
+    if shape.measured:
+        return min(_measured_chunk(each, leaf, size) for each in shape.measured)
     layers = size * _kept(shape, leaf) + _once(shape, leaf) + _states_held(shape, leaf, min(size, shape.state_layers))
     fitting = (chunk for chunk in CHUNKS if chunk * shape.vocabulary * _of(shape).logits <= layers)
     return next(fitting, CHUNKS[-1])
+
+
+def _measured_chunk(model: MeasuredModel, leaf: LeafSize, size: int) -> int:
+    layers = model.segment(leaf.tokens, leaf.length, size)
+    return next((chunk for chunk in CHUNKS if model.head_bytes(leaf.picked, chunk) <= layers), CHUNKS[-1])
 
 
 def _linear_attention(text: Mapping[str, Any], layers: int) -> tuple[int, int, int, int]:

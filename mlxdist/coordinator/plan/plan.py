@@ -28,10 +28,12 @@ from mlxdist.coordinator.memory.fit import (
     this_machine,
     with_settings,
 )
+from mlxdist.coordinator.memory.measured import MeasuredModel
 from mlxdist.coordinator.memory.model_files import ModelFiles, files_of, find_model
 from mlxdist.coordinator.memory.model_tree import ModelTree, read_tree
 from mlxdist.coordinator.memory.node_memory import MemoryNeed
 from mlxdist.coordinator.memory.prediction import ADAPTER_BYTES, WHOLE_GRAPH, choose
+from mlxdist.coordinator.memory.probes import MachineKind, ProbeStore, remembered
 from mlxdist.coordinator.plan.estimates import (
     Traffic,
     busy_nodes,
@@ -118,6 +120,7 @@ class RunPlan:
     steps: int | None
     hours: float | None
     useful_nodes: int | None  # with more nodes a step is hardly shorter
+    memory_from: str = ""  # the origin of the prediction of memory
     targets: str = ""  # the sentence on targets that reach a part of the layers, or every expert
     slow: str = ""  # the sentence on layers that are trained token by token
 
@@ -136,7 +139,8 @@ def show_plan(config: RunConfig, hosts: Hosts, options: PlanOptions, console: Co
     folder = find_model(config.model)
     assert folder is not None, "its files were read"
     tree = read_tree(folder, config.model, config.lora)
-    made = make_plan(config, planned_nodes(hosts), rows, files, this_machine(), options, tree)
+    measured = remembered(config, files, {MachineKind.here()}, ProbeStore.of_user())
+    made = make_plan(config, planned_nodes(hosts), rows, files, this_machine(), options, tree, measured)
     if options.as_json:
         console.out(json.dumps(asdict(made), indent=2), highlight=False)
     else:
@@ -169,15 +173,16 @@ def make_plan(
     machine: Machine,
     options: PlanOptions,
     tree: ModelTree | None = None,
+    measured: Sequence[MeasuredModel] = (),
 ) -> RunPlan:
-    """Returns the plan of a run whose training rows are `rows[0]`; `tree`: see `memory_need`.
+    """Returns the plan of a run whose training rows are `rows[0]`; `tree` and `measured`: see `memory_need`.
 
     Raises ConfigError for a model of unknown sizes.
     """
     config = resolved_leaf_tokens(config, rows[0])
     limits = node_limits(nodes, machine)
     try:
-        need = memory_need(config, files, rows, free_bytes(nodes, limits), tree)
+        need = memory_need(config, files, rows, free_bytes(nodes, limits), tree, measured)
     except KeyError as error:
         raise ConfigError(f'model = "{config.model}": its memory cannot be predicted: {error.args[0]}') from error
     data, vector = rows[0], ADAPTER_BYTES * need.leaf.adapter
@@ -215,6 +220,7 @@ def make_plan(
         steps=total,
         hours=seconds * total / 3600 if seconds is not None and total is not None else config.train.max_hours,
         useful_nodes=useful_nodes(typical, speed, vector, rate) if speed else None,
+        memory_from=need.source,
         targets=tree.note if tree is not None else "",
         slow=tree.slow if tree is not None else "",
     )

@@ -25,7 +25,7 @@ def print_plan(plan: RunPlan, console: Console) -> None:
 
 def _memory(plan: RunPlan, console: Console) -> None:
     need = plan.need
-    console.print("[bold]Memory of a node[/bold], predicted", highlight=False)
+    console.print(f"[bold]Memory of a node[/bold], predicted {plan.memory_from}", highlight=False, soft_wrap=True)
     console.print(
         f"  {format_bytes(need.model)} for the model and its adapter ({need.leaf.adapter:,} trainable parameters), "
         f"{format_bytes(WORKER_BYTES)} for the process, "

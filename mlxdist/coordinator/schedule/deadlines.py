@@ -24,16 +24,20 @@ class Deadlines:
 
     timing: TimingConfig
     _past: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))  # seconds per token
+    _median: float | None = None  # of these; None: not known for the last one
     _widths: set[int] = field(default_factory=set)
 
     def took(self, tokens: int, width: int, seconds: float) -> None:
         """Remembers that a leaf of so many tokens was computed."""
         self._past.append(seconds / max(tokens, 1))
+        self._median = None
         self._widths.add(width)
 
     def usual(self, tokens: float) -> float | None:
         """The seconds that so many tokens usually take on some node; None before the first measurement."""
-        return median(self._past) * tokens if self._past else None
+        if self._median is None and self._past:
+            self._median = median(self._past)
+        return self._median * tokens if self._median is not None else None
 
     def limit(self, tokens: int, width: int, *, first: bool) -> float:
         """Seconds from the node's last sign of progress to where it counts as stuck."""

@@ -6,6 +6,7 @@ that noise does not move them.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -119,21 +120,22 @@ class Pacing:
         `here`: the nodes that have the adapter already.
         """
         share = max(len(speeds), 1)
+        tokens: Counter[int] = Counter()  # of the step, by width
+        for each, width in sizes:
+            tokens[width] += each
         if any(
-            _has_moved(_estimate(verb, sizes, self.held.get(name), share), _estimate(verb, sizes, speed, share))
+            _has_moved(_estimate(verb, tokens, self.held.get(name), share), _estimate(verb, tokens, speed, share))
             for name, speed in speeds.items()
         ):
             self.held |= {name: speed.copy() for name, speed in speeds.items()}
         held = {name: self.held.get(name, Speed()) for name in speeds}
 
+        rates = {name: {width: speed.per_token(verb, width) for width in tokens} for name, speed in held.items()}
         known = {
-            name: [tokens * speed.per_token(verb, width) for tokens, width in sizes] for name, speed in held.items()
+            name: [each * rate[width] for each, width in sizes] for name, rate in rates.items() if all(rate.values())
         }
-        known = {name: leaves for name, leaves in known.items() if all(leaves)}
         mean = (
-            [fmean(each) for each in zip(*known.values(), strict=True)]
-            if known
-            else [float(tokens) for tokens, _ in sizes]
+            [fmean(each) for each in zip(*known.values(), strict=True)] if known else [float(each) for each, _ in sizes]
         )
         up = fmean([speed.up for speed in held.values() if speed.up] or [PARTIAL_SECONDS])
         down = fmean([speed.down for speed in held.values() if speed.down] or [0.0])
@@ -148,11 +150,11 @@ class Pacing:
         }
 
 
-def _estimate(verb: str, sizes: Sequence[LeafWork], speed: Speed | None, share: int) -> float:
-    """Seconds for an even share of the leaves, link included; 0 where nothing is known."""
+def _estimate(verb: str, tokens: Mapping[int, int], speed: Speed | None, share: int) -> float:
+    """Seconds for an even share of the leaves, `tokens` by their width, link included; 0 where nothing is known."""
     if speed is None:
         return 0.0
-    return speed.down + sum(tokens * speed.per_token(verb, width) for tokens, width in sizes) / share + speed.up
+    return speed.down + sum(each * speed.per_token(verb, width) for width, each in tokens.items()) / share + speed.up
 
 
 def _has_moved(before: float, now: float) -> bool:
@@ -161,27 +163,30 @@ def _has_moved(before: float, now: float) -> bool:
 
 @dataclass
 class TransferTimes:
-    """The begin of each vector under way, by (direction, node, stream), and the adapter version that it is."""
+    """The begin of each vector under way, by node and (direction, stream), and the adapter version that it is."""
 
-    _began: dict[tuple[str, str, int], tuple[float, int]] = field(default_factory=dict)
+    _began: dict[str, dict[tuple[str, int], tuple[float, int]]] = field(default_factory=dict)
 
     def begin(self, way: str, name: str, stream: int, now: float, version: int = -1) -> None:
         """Starts to time a vector that may travel from now on."""
-        self._began[way, name, stream] = now, version
+        self._began.setdefault(name, {})[way, stream] = now, version
 
     def end(self, way: str, name: str, stream: int, now: float) -> tuple[float, int]:
         """The seconds that a vector took (0 where its begin was not seen), and its version."""
-        began, version = self._began.pop((way, name, stream), (now, -1))
+        mine = self._began.get(name, {})
+        began, version = mine.pop((way, stream), (now, -1))
+        if not mine:
+            self._began.pop(name, None)
         return now - began, version
 
     def under_way(self, name: str) -> bool:
         """True while a vector travels to or from this node."""
-        return any(key[1] == name for key in self._began)
+        return name in self._began
 
     @property
     def any_down(self) -> bool:
         """True while a vector travels to a node."""
-        return any(key[0] == "down" for key in self._began)
+        return any(way == "down" for mine in self._began.values() for way, _ in mine)
 
     def forget(self) -> None:
         """Forgets the times that are being taken: the clock ran while nothing could travel."""
@@ -189,4 +194,4 @@ class TransferTimes:
 
     def drop(self, name: str) -> None:
         """Forgets what is under way to and from this node."""
-        self._began = {key: value for key, value in self._began.items() if key[1] != name}
+        self._began.pop(name, None)

@@ -12,6 +12,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from mlxdist.coordinator.schedule.assignments import Assignment, Assignments
 from mlxdist.protocol.errors import StaleError, WireError
 from mlxdist.protocol.leaves import Leaf
 from mlxdist.protocol.states import STEP_TRANSITIONS, StepEvent, StepState, advance
@@ -67,38 +68,13 @@ def leaf_work(leaf: Leaf) -> tuple[int, int]:
 
 
 @dataclass
-class Assignment:
-    """A span of leaves assigned to one node. `alone`: the node is given nothing else with it."""
-
-    attempt: int
-    node: str
-    span: Span
-    alone: bool = False
-    copy: bool = False  # of what another assignment works on, too slowly
-    began: float = 0.0
-    expected: float = 0.0  # seconds, by the node's speed when it was given; 0 where that is not known
-    answered: set[int] = field(default_factory=set)
-    missing: set[Span] = field(default_factory=set)
-
-    @property
-    def in_work(self) -> int | None:
-        """The leaf that the node works on (they are done in order); None when all have answered."""
-        return next(iter(self.unanswered), None)
-
-    @property
-    def unanswered(self) -> list[int]:
-        """The leaves that the node has still to compute."""
-        return [leaf for leaf in range(self.span.start, self.span.stop) if leaf not in self.answered]
-
-
-@dataclass
 class Round:
     """The state of one request."""
 
     request: Request
     begun: StepState = StepState.COMPUTING
     pending: list[Span] = field(default_factory=list)  # spans that no node works on, in order
-    assignments: dict[int, Assignment] = field(default_factory=dict)
+    assignments: Assignments = field(default_factory=Assignments)
     answers: dict[int, RowOutputs] = field(default_factory=dict)
     partials: list[tuple[Span, Vector]] = field(default_factory=list)  # come, not yet fetched by the loop
     senders: dict[Span, str] = field(default_factory=dict)  # whose partial counts
@@ -129,7 +105,7 @@ class Round:
 
     def of(self, node: str) -> list[Assignment]:
         """The assignments of a node, in the order in which they were given."""
-        return [assignment for assignment in self.assignments.values() if assignment.node == node]
+        return self.assignments.of(node)
 
     def check(self, name: str, step: int, attempt: int, adapter_version: int, span: Span) -> Assignment:
         """The assignment of an answer.
@@ -230,7 +206,7 @@ class Round:
 
     def finished(self, name: str) -> bool:
         """True if this node has nothing left to do in the round."""
-        return not self.of(name)
+        return self.assignments.idle(name)
 
     def in_work(self, name: str) -> Leaf | None:
         """The leaf that this node computes now."""

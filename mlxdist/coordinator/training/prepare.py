@@ -13,10 +13,12 @@ from mlxdist.coordinator.launch.roster import Roster
 from mlxdist.coordinator.memory.fit import Machine, fit, kept_settings, leaf_limit, this_machine
 from mlxdist.coordinator.memory.model_files import files_of
 from mlxdist.coordinator.memory.node_memory import NodeMemory
+from mlxdist.coordinator.memory.probes import ProbeStore
 from mlxdist.coordinator.report.reporter import Reporter
 from mlxdist.coordinator.storage.adapter_files import load_adapter
 from mlxdist.coordinator.storage.first_reading import first_reading
 from mlxdist.coordinator.storage.run_folder import RunFolder
+from mlxdist.coordinator.training.measure_memory import measured_on
 from mlxdist.coordinator.training.resume import (
     Earlier,
     check_same_bits,
@@ -56,11 +58,19 @@ class Prepared:
 
 
 def prepare(
-    config: RunConfig, roster: Roster, folder: RunFolder, report: Reporter, *, resume: bool, previous: bool = False
+    config: RunConfig,
+    roster: Roster,
+    folder: RunFolder,
+    report: Reporter,
+    *,
+    resume: bool,
+    previous: bool = False,
+    probes: ProbeStore | None = None,
 ) -> Prepared:
     """Reads and checks everything that needs no node; files that are damaged are found before the rows are read.
 
-    `previous`: resumes from the state before the last one.
+    `previous`: resumes from the state before the last one. `probes`: what was measured of models' memory; None: what
+    this user's machine remembers.
 
     Raises UserError for data, settings or a machine that do not fit, and for a run that cannot be resumed with them.
     """
@@ -84,7 +94,9 @@ def prepare(
     elif resume:
         notes = ["the run had ended before anything was saved, and starts again at its first step"]
     rows = [each for each in (dataset.train, dataset.valid) if each is not None]
-    fitted = fit(config, rows, roster.ready, this_machine(), machines_of(roster))
+    here, elsewhere = this_machine(), machines_of(roster)
+    measured = measured_on(config, rows, roster, (here, elsewhere), probes or ProbeStore.of_user(), report)
+    fitted = fit(config, rows, roster.ready, here, elsewhere, measured)
     packing = earlier.packing if earlier is not None else PACKED
     spec = run_spec(fitted.config, packing=packing, largest_leaf=leaf_limit(fitted.config, rows))
     if earlier is not None:

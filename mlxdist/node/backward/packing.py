@@ -179,9 +179,10 @@ def by_piece(value: Any, pieces: Sequence[Piece]) -> Sequence[Any]:
     total = pieces[-1].end
     if not isinstance(value, mx.array) or total not in value.shape:
         return [value] * len(pieces)
-    if value.shape[-2:] == (total, total):  # a row's own mask is the one at its start
+    hidden = value.ndim == 3 and value.dtype != mx.bool_  # T may be D
+    if not hidden and value.shape[-2:] == (total, total):  # a row's own mask is the one at its start
         return [value[..., : piece.total, : piece.total] for piece in pieces]
-    _expect(value.ndim == 3 and value.shape[1] == total, "a mixer is given more than hidden states and a mask")
+    _expect(hidden and value.shape[1] == total, "a mixer is given more than hidden states and a mask")
     return _seen(value, pieces, 1)
 
 
@@ -200,7 +201,9 @@ def _split(x: mx.array, start: int, ends: Sequence[int], axis: int) -> Sequence[
     """
     if len(ends) == 1:
         return [x]
-    size = -(-len(ends) // FAN)
+    size = 1
+    while size * FAN < len(ends):
+        size *= FAN
     groups = [ends[place : place + size] for place in range(0, len(ends), size)]
     starts = [start, *(group[-1] for group in groups[:-1])]
     parts: Any = mx.split(x, [end - start for end in starts[1:]], axis)  # a list, which mlx's types call an array

@@ -44,34 +44,60 @@ class LoadedModel:
         self.model.update(tree_unflatten(list(adapter.items())))
 
 
-def load_with_lora(spec: RunSpec, progress: Callable[[str], None]) -> LoadedModel:
-    """Loads the run's model with mlx-lm (a folder or hub id, quantized or not) and adds the LoRA layers.
+@dataclass(frozen=True)
+class OpenedModel:
+    """A model as mlx-lm loads it, without LoRA layers."""
 
-    Raises ConfigError for a model that cannot be loaded, brings code of its own or has none of the target modules,
-    MismatchError when other parameters than LoRA tensors would be trained.
+    model: nn.Module
+    folder: Path
+    vocab_size: int
+
+
+def open_model(spec: RunSpec, *, lazy: bool = False) -> OpenedModel:
+    """Loads the run's model with mlx-lm (a folder or hub id, quantized or not).
+
+    `lazy`: a parameter is read from the disk when it is first used.
+
+    Raises ConfigError for a model that cannot be loaded, brings code of its own or has an encoder for images or sound.
     """
-    from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
     from mlx_lm.utils import _download, load_model
 
-    progress(f"loading {spec.model}")
     try:
         folder = _download(model_name(spec.model))
         files = [folder / name for name in CODE_FILES]
         refuse_own_code(spec.model, {file.name: json.loads(file.read_text()) for file in files if file.is_file()})
-        model, config = load_model(folder)
+        model, config = load_model(folder, lazy=lazy)
     except ConfigError:
         raise
     except Exception as error:  # a model's own code raises what it likes
         raise ConfigError(f"model {spec.model!r} cannot be loaded: {error}") from error
     refuse_other_senses(model, spec.model)
-    progress("hashing the model's files")
-    model_hash = hash_model(folder)
+    return OpenedModel(model, folder, _vocab_size(model, config))
+
+
+def add_lora(opened: OpenedModel, spec: RunSpec, progress: Callable[[str], None]) -> None:
+    """Adds the run's LoRA layers, each of its own rank. Raises ConfigError for targets that the model does not have."""
+    from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
+
     kinds = (nn.Linear, nn.QuantizedLinear, SwitchLinear, QuantizedSwitchLinear)
-    modules = target_modules(model, spec.target_modules, spec.num_layers, kinds)
-    kl = _kl_map(folder)
+    modules = target_modules(opened.model, spec.target_modules, spec.num_layers, kinds)
+    kl = _kl_map(opened.folder)
     if spec.rank_scaling == "by_kl" and not kl:
         progress("optiq_metadata.json with KL values is not beside the model: ranks go by bits")
-    apply_lora(model, ranks(modules, spec.lora_rank, spec.rank_scaling, kl), spec)
+    apply_lora(opened.model, ranks(modules, spec.lora_rank, spec.rank_scaling, kl), spec)
+
+
+def load_with_lora(spec: RunSpec, progress: Callable[[str], None]) -> LoadedModel:
+    """Loads the run's model and adds the LoRA layers.
+
+    Raises ConfigError as `open_model` and `add_lora`, MismatchError when other parameters than LoRA tensors would be
+    trained.
+    """
+    progress(f"loading {spec.model}")
+    opened = open_model(spec)
+    progress("hashing the model's files")
+    model, model_hash = opened.model, hash_model(opened.folder)
+    add_lora(opened, spec, progress)
     shapes = {name: tuple(tensor.shape) for name, tensor in trainable(model).items()}
     mx.eval(model.parameters())
     progress("checking the backward on a tiny batch")
@@ -87,7 +113,7 @@ def load_with_lora(spec: RunSpec, progress: Callable[[str], None]) -> LoadedMode
         packing=packing,
         manifest=manifests.make(shapes),
         model_hash=model_hash,
-        vocab_size=_vocab_size(model, config),
+        vocab_size=opened.vocab_size,
     )
 
 

@@ -143,6 +143,15 @@ def test_equal_splits_take_the_fewer_partials_and_the_same_input_gives_the_same_
     assert assign(seconds(list(costs), dict(speeds), PARTIAL)) == first
 
 
+@pytest.mark.parametrize(("nodes", "leaves"), [(32, 512), (48, 512), (64, 256), (64, 512), (64, 4096)])
+def test_each_of_many_equal_nodes_gets_leaves_and_none_more_than_a_quarter_beyond_its_share(
+    nodes: int, leaves: int
+) -> None:
+    spans = assign(seconds([64.0] * leaves, {f"node-{place}": 7.0 for place in range(nodes)}, PARTIAL))
+    assert len(spans) == nodes
+    assert max(map(len, spans.values())) <= 1.25 * -(-leaves // nodes)
+
+
 def test_many_leaves_are_split_at_whole_groups_so_that_partials_stay_few() -> None:
     total = 1000
     costs = [float(50 + (37 * index) % 100) for index in range(total)]

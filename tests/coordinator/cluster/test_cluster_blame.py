@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mlxdist.coordinator.schedule.rounds import Assignment
+from mlxdist.coordinator.schedule.assignments import Assignment
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.errors import NodeError, NonFiniteError
 from mlxdist.protocol.tree import Span

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from mlxdist.coordinator.cluster.node import Control, Node
 from mlxdist.coordinator.cluster.placement import Placement, copies, place
 from mlxdist.coordinator.schedule.assign import NodeSeconds
-from mlxdist.coordinator.schedule.rounds import Assignment, Round, begin_round, joined_spans, without
+from mlxdist.coordinator.schedule.assignments import Assignment
+from mlxdist.coordinator.schedule.rounds import Round, begin_round, joined_spans, without
 from mlxdist.protocol.messages import SessionId
 from mlxdist.protocol.tree import Span
 from mlxdist.protocol.vectors import Vector

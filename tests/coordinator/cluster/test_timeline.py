@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxdist.coordinator.cluster.timeline import MOST_ROWS, Mark, Timeline, bounded, leaf_mark
-from mlxdist.coordinator.schedule.rounds import Assignment, Request
+from mlxdist.coordinator.schedule.assignments import Assignment
+from mlxdist.coordinator.schedule.rounds import Request
 from mlxdist.protocol import messages as m
 from mlxdist.protocol.tree import Span
 from tests.coordinator.cluster.scripted_node import PARTIAL, Bench, working

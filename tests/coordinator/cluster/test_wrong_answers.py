@@ -139,7 +139,7 @@ def test_a_worker_that_was_wrong_is_restarted_although_its_session_is_a_new_one_
     bench.cluster.members.unreachable(DATA, bad.data, bench.now)
     bench.tick(bench.cluster.settings.timing.return_seconds)
     bad.beat(7)  # without heartbeats the node would be lost, not its connection
-    bench.tick(0.1)
+    bench.tick(0.3)
     assert bad.session != session
     bad.heard(m.Restart, CONTROL)
     brings(good, Span(0, 1))
