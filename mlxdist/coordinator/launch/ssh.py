@@ -4,15 +4,18 @@ No terminal, no password, no library. A login shell may print what it likes: an 
 """
 
 import os
+import queue
 import secrets
 import shutil
 import signal
 import subprocess
+import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, TypeVar
+from operator import itemgetter
+from typing import IO, TypeVar, cast
 
 import psutil
 
@@ -27,6 +30,7 @@ CONNECT_SECONDS = 10
 ALIVE_SECONDS = 15  # between questions whether the host is there; three without an answer end the connection
 RUN_SECONDS = 60.0
 AT_ONCE = 16  # hosts
+END_SECONDS, LOOK_SECONDS = 5.0, 0.02  # for commands that an interrupt ends
 # LogLevel: findings.py reads what ssh prints, so that it must print it. RemoteCommand, SessionType and StdinNull:
 # these may be set for the host in the user's configuration, for terminals.
 OPTIONS = (
@@ -174,11 +178,41 @@ def end_children() -> None:
 
 
 def everywhere(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """Calls `work` for all items at the same time, as ssh is mostly waiting. Returns the results in their order."""
+    """Calls `work` for all items at the same time, as ssh is mostly waiting. Returns the results in their order.
+
+    Raises what `work` raises, once all are done. An interrupt ends all commands at once. Queues and threads here have
+    no lock that is written in Python: an interrupt within one would leave it held, and the threads waiting for it.
+    """
     items = list(items)
-    with ThreadPoolExecutor(min(len(items), AT_ONCE) or 1, thread_name_prefix="host") as pool:
-        try:
-            return list(pool.map(work, items))
-        except KeyboardInterrupt:
-            end_children()  # the pool waits for its threads, and each of them for its ssh
-            raise
+    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+    told: queue.SimpleQueue[tuple[int, R | None, BaseException | None]] = queue.SimpleQueue()
+
+    def serve() -> None:
+        with suppress(queue.Empty):
+            while True:
+                place = waiting.get_nowait()
+                try:
+                    told.put((place, work(items[place]), None))
+                except BaseException as error:  # raised again by the thread that asked
+                    told.put((place, None, error))
+
+    for place in range(len(items)):
+        waiting.put(place)
+    threads = [threading.Thread(target=serve, name="host", daemon=True) for _ in items[:AT_ONCE]]
+    try:
+        for thread in threads:
+            thread.start()
+        answers = sorted((told.get() for _ in items), key=itemgetter(0))
+    except KeyboardInterrupt:
+        with suppress(queue.Empty):
+            while True:
+                waiting.get_nowait()
+        until = time.monotonic() + END_SECONDS
+        while any(thread.is_alive() for thread in threads) and time.monotonic() < until:
+            end_children()  # also those that a thread was about to start
+            time.sleep(LOOK_SECONDS)
+        raise
+    for _, _, error in answers:
+        if error is not None:
+            raise error
+    return [cast(R, result) for _, result, _ in answers]
