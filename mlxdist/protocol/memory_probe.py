@@ -17,7 +17,7 @@ CHUNK = 32  # positions of the LM head, so few that the layers' memory shows
 HEAD_CHUNKS = (64, SHORT)  # of SHORT positions, in segments
 GRAPH_CHUNKS = (SHORT // 2, SHORT)  # of SHORT positions, in the whole graph: two chunks overlap, one does not
 MOST_KINDS = 8  # of layers; a model with more is not measured
-SEVERAL = 4  # layers of a kind at once, beside one
+SEVERAL = 6  # layers of a kind at once, beside one
 MOST_ANSWER = 1 << 16  # bytes of the line
 
 Long = Annotated[int, Meta(ge=2 * SHORT, le=1 << 13)]

@@ -36,8 +36,8 @@ class MemoryNeed:
     def source(self) -> str:
         """The origin of the prediction, as the end of a sentence."""
         if self.shape.measured:
-            return "by a measurement of its layers on this kind of machine"
-        return "by the table of coefficients; never measured on this kind of machine"
+            return "by a measurement of its layers on such a machine"
+        return "by the table of coefficients, as its layers were not measured on such a machine"
 
     @property
     def doubt(self) -> str | None:

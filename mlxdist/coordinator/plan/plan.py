@@ -53,6 +53,7 @@ SHOWN_SEGMENT_SIZES = (WHOLE_GRAPH, 8, 4, 2, 1)  # in the table of memory
 SHOWN_LEAF_TOKENS = (64, 128, 256, 512, 1024)  # in the table of leaves
 STEPS_LOOKED_AT = 50  # whose mean gives the tokens of a step
 LOOPBACK = 1.9e9  # bytes per second between processes of one machine, measured with blocks of 1 MiB
+AS_HERE = " as this one, which those elsewhere count as"
 EFFICIENCY = 0.9  # of the nominal rate of a link
 
 
@@ -220,7 +221,7 @@ def make_plan(
         steps=total,
         hours=seconds * total / 3600 if seconds is not None and total is not None else config.train.max_hours,
         useful_nodes=useful_nodes(typical, speed, vector, rate) if speed else None,
-        memory_from=need.source,
+        memory_from=need.source + (AS_HERE if measured and not all(is_local(node.host) for node in nodes) else ""),
         targets=tree.note if tree is not None else "",
         slow=tree.slow if tree is not None else "",
     )

@@ -19,6 +19,7 @@ from mlxdist.coordinator.memory.probes import believed
 from mlxdist.protocol.memory_probe import (
     GRAPH_CHUNKS,
     HEAD_CHUNKS,
+    SEVERAL,
     SHORT,
     KindBytes,
     ProbeAnswer,
@@ -43,7 +44,7 @@ def answer_of(layers: tuple[int, ...], *, kept: list[tuple[int, int]], once: int
 
     kinds = []
     for number in range(len(kept)):
-        count = min(layers.count(number), 4)
+        count = min(layers.count(number), SEVERAL)
         beside = companion(layers, number) if count == 1 else None
         more = (
             (lambda t, n=number, c=count: (c - 1) * held(n, t)) if beside is None else (lambda t, b=beside: held(b, t))
@@ -132,7 +133,7 @@ ANSWERS = st.builds(
     kinds=st.lists(
         st.builds(
             KindBytes,
-            layers=st.integers(1, 4),
+            layers=st.integers(1, SEVERAL),
             one=st.tuples(BYTES, BYTES),
             several=st.tuples(BYTES, BYTES),
             segment=st.tuples(BYTES, BYTES, BYTES, BYTES),

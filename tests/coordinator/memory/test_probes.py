@@ -115,7 +115,7 @@ def test_runs_are_refused_and_segments_chosen_by_the_measurement(tmp_path: Path)
     less, more = law_of(folder, 0.1), law_of(folder, 5.0)
     table = fit(config, [rows(2048)], nodes, LARGE)
     assert table.config.memory.segment_size == 1
-    assert "by the table of coefficients; never measured" in table.notes[0]
+    assert "by the table of coefficients, as its layers were not measured" in table.notes[0]
     whole = fit(config, [rows(2048)], nodes, LARGE, measured=[less])
     assert whole.config.memory.segment_size == "off"
     assert "by a measurement of its layers" in whole.notes[0]
@@ -142,14 +142,28 @@ def test_a_resumed_run_keeps_its_settings_under_another_measurement(model: Path)
     assert (again.memory.segment_size, again.memory.head_chunk) == (1, 32)
 
 
-@pytest.mark.parametrize(("factor", "said"), [(None, "never measured on this kind"), (1.0, "by a measurement of its")])
+@pytest.mark.parametrize(
+    ("factor", "said"), [(None, "its layers were not measured on"), (1.0, "by a measurement of its")]
+)
 def test_the_plan_says_where_its_memory_comes_from(model: Path, factor: float | None, said: str) -> None:
     measured = [law_of(model, factor)] if factor else []
     nodes = local_hosts(1).nodes
     plan = make_plan(config_of(model), nodes, [rows()], read_model(model), LARGE, PlanOptions(), measured=measured)
     console = Console(width=160, record=True, file=StringIO())
     print_plan(plan, console)
-    assert said in console.export_text()
+    shown = console.export_text()
+    assert said in shown
+    assert "elsewhere" not in shown
+    far = make_plan(
+        config_of(model),
+        [NodeSpec(name="far", host="far")],
+        [rows()],
+        read_model(model),
+        LARGE,
+        PlanOptions(),
+        measured=measured,
+    )
+    assert ("which those elsewhere count as" in far.memory_from) == bool(factor)
 
 
 def test_an_architecture_that_was_measured_here_is_not_doubted(tmp_path: Path) -> None:
