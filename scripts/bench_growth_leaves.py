@@ -39,7 +39,7 @@ ROW, SHORT = 64, 8  # tokens of the rows where their number grows
 
 @dataclass(frozen=True)
 class Work:
-    """What is measured at growing sizes."""
+    """A work that is measured at growing sizes."""
 
     prepare: Prepare  # for a size; what it does is not measured
     unit: str

@@ -28,7 +28,9 @@ from scripts.bench_growth_leaves import ROW, VOCABULARY, Run, Work
 TURN_WORDS = 12
 MAX_LENGTH = 1 << 20
 CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function }}</tool_call>{% endfor %}<|im_end|>\n"
+    "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
@@ -38,6 +40,9 @@ def coordinator_works(tokenizer: Any) -> dict[str, Work]:
     return {
         "encoding one answer": Work(partial(encoded, tokenizer, 1), "words"),
         "encoding one conversation, all turns trained": Work(partial(encoded, tokenizer, None), "words"),
+        "encoding one conversation of calls, all turns trained": Work(
+            partial(encoded, tokenizer, None, calls=True), "words"
+        ),
         "the order of an epoch": Work(order, "rows"),
         "leaves of a batch": Work(leaves, "rows"),
         "leaf_tokens and the longest item": Work(leaf_size, "rows"),
@@ -48,13 +53,18 @@ def coordinator_works(tokenizer: Any) -> dict[str, Work]:
     }
 
 
-def encoded(tokenizer: Any, turns: int | None, words: int) -> Run:
-    """A row of messages to tokens: one answer of so many words, or turns of a few words, each answer trained."""
+def encoded(tokenizer: Any, turns: int | None, words: int, *, calls: bool = False) -> Run:
+    """A row of messages to tokens: one answer of so many words, or turns of a few words, each answer trained.
+
+    With `calls` each answer also calls a tool.
+    """
     count = max(words // TURN_WORDS, 2) // 2 * 2 if turns is None else 2 * turns
     drawn = np.random.default_rng(0).integers(0, 1000, words).tolist()
     texts = [" ".join(f"word{number}" for number in part) for part in np.array_split(drawn, count)]
+    call = {"tool_calls": [{"function": {"name": "add", "arguments": {"a": "1"}}}]} if calls else {}
     messages = [
-        {"role": "assistant" if place % 2 else "user", "content": text or "word"} for place, text in enumerate(texts)
+        {"role": "assistant", "content": text or "word", **call} if place % 2 else {"role": "user", "content": text}
+        for place, text in enumerate(texts)
     ]
     config = RunConfig(
         model="none",
@@ -90,7 +100,7 @@ def leaves(count: int) -> Run:
 
 
 def leaf_size(count: int) -> Run:
-    """What `leaf_tokens = "auto"` and the memory of a run look at."""
+    """The value of `leaf_tokens = "auto"`, and the longest item, which decides the memory of a run."""
     data, batch = StoredRows(stored(count)), BatchConfig(size=min(count, 4096), max_length=1024)
     return lambda: (auto_leaf_tokens(data, batch, "sft"), longest_item(data, 1024))
 

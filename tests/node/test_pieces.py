@@ -43,11 +43,18 @@ def test_pieces_and_their_gradient_are_those_of_slices(lengths: list[int]) -> No
     assert mx.allclose(got, expected, rtol=1e-6)
 
 
+def test_hidden_states_are_no_mask_where_the_row_has_as_many_tokens_as_features() -> None:
+    pieces = pieces_of([3, 3])
+    hidden, mask = mx.random.normal((1, 6, 6)), mx.ones((6, 6), mx.bool_)
+    assert [part.shape for part in by_piece(hidden, pieces)] == [(1, 3, 6), (1, 3, 6)]
+    assert [part.shape for part in by_piece(mask, pieces)] == [(3, 3), (3, 3)]
+
+
 @pytest.mark.parametrize("count", [30, 60, 120])
 def test_no_gradient_of_a_piece_is_as_long_as_the_row(tmp_path: Path, count: int) -> None:
     """A slice's gradient puts it into zeros of the row's length; a split's joins what all pieces have."""
     pieces = pieces_of([4] * count)
-    x = mx.random.normal((1, 4 * count, 3))
+    x = mx.random.normal((1, 4 * count, 3), key=mx.random.key(0))  # the state itself may hold splits
     graph = tmp_path / "graph.dot"
     mx.export_to_dot(str(graph), gradient(pieces, x, slices=False))
     operations = Counter(re.findall(r'label ?="(\w+)"', graph.read_text(encoding="utf-8")))

@@ -111,7 +111,7 @@ def test_a_worker_that_stays_without_a_connection_gets_a_new_session_and_is_not_
     a.heard(m.Restart, CONTROL)
     bench.tick(bench.cluster.settings.timing.return_seconds)
     a.beat()  # without heartbeats the node would be lost, not its connection
-    bench.tick(0.1)
+    bench.tick(0.3)
     bench.collect()
     mail = [message for message, _ in bench.mail[CONTROL, a.control]]
     assert any(isinstance(one, m.Stale) and one.over and one.session == old for one in mail)

@@ -30,7 +30,7 @@ def test_every_work_is_measured_at_every_size() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)  # stdout has nothing else
-    assert len(result["works"]) == 19
+    assert len(result["works"]) == 20
     for work in result["works"].values():
         assert work["sizes"] == [64, 128, 256]
         assert len(work["processor_seconds"]) == len(work["peak_mb"]) == 3

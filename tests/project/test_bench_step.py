@@ -48,3 +48,10 @@ def test_every_figure_comes_with_the_machine_and_versions_it_was_measured_on(res
     assert result["settings"]["model"] == "tiny"
     assert set(result["versions"]) == {"mlxdist", "mlx", "mlx-lm"}
     assert set(result["machine"]) == {"system", "machine", "cores", "threads", "openblas"}
+
+
+def test_the_share_of_building_is_a_part_of_the_step(result: dict[str, Any]) -> None:
+    found = result["building"]
+    assert 0 <= found["share_while_the_device_waits"] <= found["share_of_a_step"] < 1
+    assert found["share_of_a_step"] + found["share_in_evaluations"] < 1
+    assert found["leaves"] >= 2

@@ -1,5 +1,6 @@
 """The gradient of a leaf on the GPU beside the same one on the CPU: a wrong kernel of Metal shows here."""
 
+import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -42,6 +43,7 @@ def on_both_devices(
 
 def _away(compute: Compute, case: Case) -> Any:
     try:
-        return distance(compute(case, mx.cpu), compute(case, mx.gpu))
+        away = distance(compute(case, mx.cpu), compute(case, mx.gpu))
+        return away if math.isfinite(away) else {"error": "NaN, Inf or other tensors on one of the devices"}
     except Exception as error:  # a kernel may be missing on one device; the other cases go on
         return {"error": in_short(error)}

@@ -14,6 +14,12 @@ from mlxdist.coordinator.encode.row_errors import RowError
 from tests.coordinator.data.chat_templates import FAMILIES, jinja
 from tests.coordinator.data.test_chat_families import TEMPLATES, rounds
 
+CALLS = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}<call>{{ call.function | tojson }}</call>{% endfor %}</>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
 
 class Counted:
     """A template that counts its renders."""
@@ -76,3 +82,38 @@ def test_a_turn_among_many_that_the_template_leaves_out_is_refused() -> None:
     whole = rendered(long_conversation(20), ChatTemplate(jinja(source)), {})
     with pytest.raises(RowError, match="leaves out turn 8"):
         turns(whole, range(1, 40, 2))
+
+
+def calling(count: int) -> list[dict[str, Any]]:
+    """Questions, each answered by a call with its own words, its result, and an answer."""
+
+    def call(place: int) -> dict[str, Any]:
+        function = {"name": "look_up", "arguments": {"word": f"word {place}"}}
+        return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+
+    turns_of = (
+        (
+            {"role": "user", "content": f"question {place}"},
+            call(place),
+            {"role": "tool", "content": f"result {place}"},
+            {"role": "assistant", "content": f"answer {place}"},
+        )
+        for place in range(count)
+    )
+    return [message for each in turns_of for message in each]
+
+
+@pytest.mark.parametrize("name", ["qwen", "chatml calls"])
+def test_calls_with_other_words_in_each_are_found_alike(name: str) -> None:
+    source = CALLS if name == "chatml calls" else FAMILIES[name].source
+    counts = []
+    for count in (8, 16):
+        template = Counted(jinja(source))
+        messages = calling(count)
+        whole = rendered(messages, ChatTemplate(template), {})
+        places = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+        before = template.count
+        found = turns(whole, places)
+        counts.append(template.count - before)
+        assert found == [turn(whole, place) for place in places]
+    assert counts[0] == counts[1]
