@@ -1,6 +1,6 @@
 """A small office in Linux network namespaces: a coordinator and nodes, each node on a cable that a test can cut.
 
-    mlxd-PID-0  coordinator 10.77.0.1 ─┬─ n1 ══ bridge "cable1" in mlxd-PID-1 ══ eth0 ─ node 10.77.0.2 in mlxd-PID-2
+    mlxd-XXX-0  coordinator 10.77.0.1 ─┬─ n1 ══ bridge "cable1" in mlxd-XXX-1 ══ eth0 ─ node 10.77.0.2 in mlxd-XXX-2
                   (bridge "office")    └─ n2 ══ …
 
 Packets are lost in the middle of a cable, where neither end can see it: no reset, no error, no lost carrier. Nothing is
@@ -10,6 +10,7 @@ made outside these namespaces, so removing them removes everything.
 import ctypes
 import json
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -152,7 +153,7 @@ class Office:
 @contextmanager
 def office(names: Sequence[str]) -> Iterator[Office]:
     """An office for these nodes, removed after the block. Raises OSError where it cannot be made."""
-    made = Office(f"mlxd-{os.getpid()}", tuple(names))
+    made = Office(f"mlxd-{secrets.token_hex(3)}", tuple(names))  # a process may have two
     try:
         made._build()
         yield made
