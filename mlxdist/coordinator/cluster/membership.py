@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from secrets import token_hex
 
 from mlxdist.coordinator.cluster.events import Event, Lost, NodeNews, Send, news_of, to_supervisor
-from mlxdist.coordinator.cluster.node import Node
+from mlxdist.coordinator.cluster.node import UNKNOWN, Node
 from mlxdist.coordinator.cluster.settings import ClusterSettings
 from mlxdist.coordinator.memory.node_memory import at_work
 from mlxdist.protocol import messages as m
@@ -134,7 +134,8 @@ class Membership:
 
     def _look_at_worker(self, node: Node, pid: int, leaf: Leaf | None) -> list[Event]:
         """Compares with the worker that a heartbeat names: a WorkerExit or a Restart may have been lost."""
-        if pid and pid == node.kill_requested:
+        if pid and node.kill_requested in (pid, UNKNOWN):
+            node.kill_requested = pid
             return [to_supervisor(node, m.Restart(node.session, pid))]
         if node.worker.ended:
             return []
@@ -257,7 +258,7 @@ class Membership:
     def restart_worker(self, node: Node, reason: str, *, blame: bool = True) -> list[Event]:
         """Has the supervisor start another worker: this one is of no use."""
         # A new session may have the worker of the one before, and its supervisor may not have taken it up yet.
-        node.kill_requested = node.worker.pid or node.lost_pid
+        node.kill_requested = node.worker.pid or node.lost_pid or UNKNOWN
         restart = to_supervisor(node, m.Restart(node.session, node.worker.pid))
         if node.worker.ended:
             return [restart]

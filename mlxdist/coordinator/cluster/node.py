@@ -13,6 +13,7 @@ GONE = (NodeState.DEAD, NodeState.LEFT)
 WORKING = (NodeState.READY, NodeState.BUSY)
 LONGER = 2.0  # than the longest wait so far, before a vector on its way counts as stuck
 MOST_DOUBLINGS = 6
+UNKNOWN = -1  # the pid of a worker that no heartbeat has named yet
 
 
 @dataclass
@@ -68,7 +69,7 @@ class Node:
     heat: Heat = ""
     early_exits: int = 0  # workers in a row that ended before they were ready
     lost_pid: int = 0  # of the worker that it had when it was lost
-    kill_requested: int = 0  # the pid of a worker that the supervisor was told to end
+    kill_requested: int = 0  # the pid of a worker that the supervisor was told to end; UNKNOWN before a heartbeat
     longest_wait: float = 0.0  # seconds between two messages of its workers while vectors travelled
     silences: int = 0  # data connections in a row that fell silent while vectors travelled
 
@@ -130,6 +131,8 @@ class Node:
     def start_session(self, session: SessionId, now: float, patience: float | None = None) -> None:
         """Begins a new session: it has a worker of its own, of which nothing is known yet."""
         self.session, self.worker = session, Worker(progressed=now, patience=patience)
+        if self.kill_requested == UNKNOWN:
+            self.kill_requested = 0
 
 
 def ready(nodes: Mapping[str, Node]) -> list[Node]:

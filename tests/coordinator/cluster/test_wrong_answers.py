@@ -151,6 +151,21 @@ def test_a_worker_that_was_wrong_is_restarted_although_its_session_is_a_new_one_
     assert bad.heard(m.Restart, CONTROL) == []
 
 
+def test_a_restart_that_was_lost_is_said_again_to_a_worker_that_no_heartbeat_had_named_yet() -> None:
+    bench = Bench()
+    bad, good = working(bench, "bad", "good", leaves=2)
+    brings(good, Span(1, 2))
+    bad.say(m.Fault(bad.session, "nonfinite", "NaN", 4, bad.attempt, 0))
+    brings(good, Span(0, 1))
+    assert [restart.worker_pid for restart in bad.heard(m.Restart, CONTROL)] == [0]
+    bad.beat(7)  # the message was lost, and the worker is there still
+    assert [restart.worker_pid for restart in bad.heard(m.Restart, CONTROL)] == [7]
+    bad.beat(0)
+    bad.enlist()  # for the new worker
+    bad.beat(8)
+    assert bad.heard(m.Restart, CONTROL) == []
+
+
 # ---- answers that cannot be right
 
 
