@@ -11,7 +11,7 @@ from mlxdist.coordinator.cluster.bit_classes import BitClasses
 from mlxdist.coordinator.cluster.compatibility import check_model, check_versions
 from mlxdist.coordinator.cluster.events import Event, FalseAlarm, NodeNews, Send, news_of, to_supervisor, to_worker
 from mlxdist.coordinator.cluster.membership import Membership
-from mlxdist.coordinator.cluster.node import Control, Node
+from mlxdist.coordinator.cluster.node import UNKNOWN, Control, Node
 from mlxdist.coordinator.cluster.settings import ClusterSettings
 from mlxdist.protocol import manifest as manifests
 from mlxdist.protocol import messages as m
@@ -56,6 +56,7 @@ class Joining:
             return []
         events: list[Event] = []
         known = members.nodes.get(message.name)
+        doomed = known.kill_requested if known is not None else 0
         rival = known is not None and not known.gone and known.control.peer != peer
         reason = refusal(message, owner) or members.quarantined.get(message.name, "")
         here = members.by_peer(CONTROL, peer)
@@ -85,7 +86,11 @@ class Joining:
         elif known.worker.ended:
             known.start_session(members.new_session(), now)
         known.heard(now)
-        return [*events, to_supervisor(known, self._accept(known))]
+        events.append(to_supervisor(known, self._accept(known)))
+        if message.worker and doomed in (message.worker, UNKNOWN):  # the restart of its worker was lost
+            known.kill_requested = message.worker
+            events.append(to_supervisor(known, m.Restart(known.session, message.worker)))
+        return events
 
     def _admit(self, message: m.Register, peer: bytes, now: float, before: Node | None) -> Node:
         node = Node(message.name, self.members.new_session(), Control(peer, now), host=message.host)

@@ -166,6 +166,24 @@ def test_a_restart_that_was_lost_is_said_again_to_a_worker_that_no_heartbeat_had
     assert bad.heard(m.Restart, CONTROL) == []
 
 
+def test_a_restart_that_was_lost_with_the_connection_is_said_again_when_the_worker_comes_back() -> None:
+    bench = Bench()
+    bad, good = working(bench, "bad", "good", leaves=2)
+    brings(good, Span(1, 2))
+    bad.say(m.Fault(bad.session, "nonfinite", "NaN", 4, bad.attempt, 0))
+    brings(good, Span(0, 1))
+    bad.heard(m.Restart, CONTROL)
+    bench.cluster.members.unreachable(CONTROL, bad.control, bench.now)
+    good.beat()
+    bench.tick(bench.cluster.settings.timing.return_seconds + 1.0)
+    assert bad.state == "dead"
+    bad.tell(m.Register(m.PROTOCOL_VERSION, "bad", 7, {}))
+    assert [restart.worker_pid for restart in bad.heard(m.Restart, CONTROL)] == [7]
+    bad.tell(m.Register(m.PROTOCOL_VERSION, "bad", 0, {}))  # it has ended that worker
+    bad.beat(8)
+    assert bad.heard(m.Restart, CONTROL) == []
+
+
 # ---- answers that cannot be right
 
 
