@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,8 @@ def main() -> None:
     given = parser.parse_args()
     if not given.model and not given.tiny:
         parser.error("--model is needed")
+    if given.method == "dpo" and find_spec("mlx_lm_lora") is None:
+        parser.error('DPO is measured against mlx-lm-lora: pip install "mlx-lm-lora==5.10.2"')
     leaf_tokens = given.leaf_tokens if given.leaf_tokens == "auto" else int(given.leaf_tokens)
     ours, theirs = [], []
     for _ in range(given.rounds):
