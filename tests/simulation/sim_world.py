@@ -69,6 +69,7 @@ class World(SummingCluster, Surroundings):
         self.disturbed: set[str] = set()  # names of nodes whose wires lost or damaged something
         self.liars: set[str] = set()  # names of nodes that gave a wrong answer
         self.promise = Promise(SAME_BITS, "the first nodes agree", 1, CANARY[0])
+        self.alike = 0  # nodes of the class that could work at the last look
         self.news: list[str] = []
         self.said: list[tuple[str, bytes, m.Message, Frames]] = []
         self.step, self.leaves, self.incarnation, self._pids = 0, 0, 0, 0
@@ -481,10 +482,12 @@ class World(SummingCluster, Surroundings):
         promise, current = self.cluster.bits.promise, self.cluster.round
         assert promise is not None
         alike = [one for one in self.cluster.nodes.values() if one.there and one.canary == CANARY]
-        if promise != self.promise:
-            assert len(alike) < self.min_nodes, f"{promise.sentence}, but {len(alike)} nodes of the class can work"
+        if promise != self.promise:  # since the last look; one of the class may have come since it was taken back
+            most = min(len(alike), self.alike)
+            assert most < self.min_nodes, f"{promise.sentence}, but {most} nodes of the class can work"
             assert promise.sentence in "\n".join(self.news), "a promise that nobody heard of"
             self.promise = promise
+        self.alike = len(alike)
         if promise.kind == SAME_BITS:
             for attempt in current.assignments.values() if current is not None else ():
                 canary = self.cluster.nodes[attempt.node].canary
