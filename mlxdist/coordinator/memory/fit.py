@@ -27,9 +27,9 @@ from mlxdist.coordinator.memory.prediction import (
     LeafSize,
     MemorySettings,
     choose,
-    model_shape,
     peak,
 )
+from mlxdist.coordinator.memory.probes import table_shape
 from mlxdist.protocol.budget import GB, WORKER_BYTES, format_bytes, limit_bytes, usable_bytes
 from mlxdist.protocol.errors import ConfigError
 
@@ -145,8 +145,7 @@ def memory_need(
     """
     elements = adapter_elements(files, config.lora) if tree is None else tree.elements
     half, parameters = (files.half, files.nbytes) if tree is None else (tree.half, tree.nbytes)
-    chunked = config.memory.gated_delta == "chunked"
-    shape = replace(model_shape(files.config), half=half, chunked=chunked, measured=tuple(measured))
+    shape = replace(table_shape(config, files), half=half, measured=tuple(measured))
     leaf = leaf_size(config, rows, elements)
     model = parameters + ADAPTER_BYTES * elements
     size, chunk = requested(config.memory)

@@ -124,7 +124,12 @@ def remembered(
     except KeyError:
         return ()
     order = probe_order(config, shape)
-    answers = [store.answer(probe_key(files, order, kind)) for kind in kinds]
+    return known_by_all([probe_key(files, order, kind) for kind in kinds], shape, store)
+
+
+def known_by_all(keys: Collection[str], shape: ModelShape, store: ProbeStore) -> tuple[MeasuredModel, ...]:
+    """Returns the model as the measurements with these keys have it; () unless all are there and believed."""
+    answers = [store.answer(key) for key in keys]
     models = [believed(answer, shape) for answer in answers if answer is not None]
     known = tuple(model for model in models if model is not None)
-    return known if len(known) == len(kinds) else ()
+    return known if len(known) == len(keys) else ()

@@ -21,9 +21,9 @@ from mlxdist.coordinator.memory.probes import (
     MachineKind,
     ProbeStore,
     believed,
+    known_by_all,
     probe_key,
     probe_order,
-    remembered,
     table_shape,
 )
 from mlxdist.coordinator.report.reporter import Reporter
@@ -70,7 +70,7 @@ def measured_on(
                 f"the memory of the model's layers was not measured on {nodes[kind].name} ({why}): it is predicted by "
                 "the table of coefficients"
             )
-    return remembered(config, files, nodes, store)
+    return known_by_all(keys.values(), shape, store)
 
 
 def _worth_it(
