@@ -20,7 +20,7 @@ from mlxdist.node.backward.packing import packed
 from mlxdist.node.backward.parameters import swapped, trainable
 from mlxdist.node.backward.supervised import Supervised
 from mlxdist.node.selfcheck import models
-from mlxdist.node.selfcheck.gradients import TOGETHER, Gradient
+from mlxdist.node.selfcheck.gradients import TOGETHER, Gradient, negative_sum
 from mlxdist.node.selfcheck.rows import rows_leaf
 from mlxdist.node.selfcheck.training import HEAD_CHUNK, SIZES
 from mlxdist.node.selfcheck.turns import in_turns
@@ -64,7 +64,7 @@ def compiled(seconds: float, sizes: Mapping[str, Any] = SIZES, rows: Sequence[in
 
 def _graph(model: nn.Module, batch: Supervised) -> Gradient:
     with packed(model, batch.packing):
-        sums, gradients = full_graph(model, [batch], _loss, head_chunk=HEAD_CHUNK, supervised_head=True)
+        sums, gradients = full_graph(model, [batch], negative_sum, head_chunk=HEAD_CHUNK, supervised_head=True)
     return {"row sums": mx.concatenate(sums), **gradients}
 
 
@@ -92,7 +92,3 @@ def _seconds(graph: Graph) -> float:
     began = time.perf_counter()
     _evaluated(graph)
     return time.perf_counter() - began
-
-
-def _loss(sums: list[mx.array]) -> mx.array:
-    return -mx.concatenate(sums).sum()

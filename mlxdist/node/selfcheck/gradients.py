@@ -25,7 +25,7 @@ def leaf_gradient(
     model: nn.Module, batches: Sequence[Batch], path: GradientPath = WHOLE, head_chunk: int = HEAD_CHUNK
 ) -> dict[str, mx.array]:
     """Returns the row sums of all batches and the gradient of their negative sum, evaluated."""
-    events = backward(model, batches, _loss, head_chunk=head_chunk, path=path, dropout_key=0)
+    events = backward(model, batches, negative_sum, head_chunk=head_chunk, path=path, dropout_key=0)
     sums, gradients = gathered(events)
     found = {"row sums": mx.concatenate(sums), **gradients}
     mx.eval(found)
@@ -44,5 +44,6 @@ def train_step(
     return -float(np.array(sums, np.float64).sum()) / count
 
 
-def _loss(sums: list[mx.array]) -> mx.array:
+def negative_sum(sums: list[mx.array]) -> mx.array:
+    """Returns the loss of the self-check, from the row sums of all batches."""
     return -mx.concatenate(sums).sum()
