@@ -16,15 +16,14 @@ import gc
 import json
 import math
 import os
-import platform
 import sys
 import time
 import tracemalloc
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from mlxdist.node.work.blas import use_openblas
+from scripts.machine import this_machine, versions
 
 if TYPE_CHECKING:
     from scripts.bench_growth_leaves import Run, Work
@@ -61,15 +60,8 @@ def main() -> None:
     result = {
         "works": found,
         "faster_than_linear": [name for name, each in found.items() if each["faster_than_linear"]],
-        "machine": {
-            "system": platform.system(),
-            "machine": platform.machine(),
-            "cores": os.cpu_count(),
-            "threads": THREADS,
-            "openblas": openblas,
-            "load": os.getloadavg(),
-        },
-        "versions": {name: version(name) for name in ("mlxdist", "mlx", "mlx-lm")},
+        "machine": {**this_machine(THREADS, openblas), "load": os.getloadavg()},
+        "versions": versions(),
     }
     print(json.dumps(result, indent=2))
 

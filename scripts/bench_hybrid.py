@@ -15,18 +15,17 @@ import argparse
 import contextlib
 import json
 import os
-import platform
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from mlxdist.node.work.blas import use_openblas
+from scripts.machine import this_machine, versions
 
 THREADS = "1"  # as in a node on Linux
 HEAD_CHUNK = 256
@@ -80,15 +79,8 @@ def main() -> None:
         sizes = {**CONFIG, **(TINY if given.tiny else {}), "num_hidden_layers": given.layers}
         result["settings"] = {"layers": given.layers, "compiled": not given.no_compile}
         result["step"] = [step(n, sizes, given.rounds, given.segment_size) for n in lengths]
-    result["machine"] = {
-        "system": platform.system(),
-        "machine": platform.machine(),
-        "cores": os.cpu_count(),
-        "threads": THREADS,
-        "openblas": openblas,
-        "load": os.getloadavg(),
-    }
-    result["versions"] = {name: version(name) for name in ("mlxdist", "mlx", "mlx-lm")}
+    result["machine"] = {**this_machine(THREADS, openblas), "load": os.getloadavg()}
+    result["versions"] = versions()
     print(json.dumps(result, indent=2))
 
 

@@ -15,12 +15,10 @@ one epoch here, to see the part of them in which graphs are built. Prints JSON, 
 import argparse
 import json
 import os
-import platform
 import random
 import sys
 import tempfile
 from collections.abc import Sequence
-from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 
@@ -67,6 +65,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a tiny random model instead")
     given = parser.parse_args()
     sys.path.insert(0, str(ROOT))  # for scripts.*, from any folder
+    from scripts.machine import this_machine, versions
     from scripts.random_rows import random_rows
 
     if not given.tiny and not (Path(given.model) / "config.json").is_file():
@@ -95,14 +94,8 @@ def main() -> None:
         (folder / "train.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
         result = measure(folder, lines, given.steps, given.pairs)
     result["settings"] = {"model": model.name, "turns": turns, "steps": given.steps, "pairs": given.pairs, **settings}
-    result["machine"] = {
-        "system": platform.system(),
-        "machine": platform.machine(),
-        "cores": os.cpu_count(),
-        "threads": THREADS,
-        "openblas": openblas,
-    }
-    result["versions"] = {name: version(name) for name in ("mlxdist", "mlx", "mlx-lm")}
+    result["machine"] = this_machine(THREADS, openblas)
+    result["versions"] = versions()
     print(json.dumps(result, indent=2))
 
 
