@@ -151,13 +151,19 @@ def test_a_worker_that_was_wrong_is_restarted_although_its_session_is_a_new_one_
     assert bad.heard(m.Restart, CONTROL) == []
 
 
-def test_a_restart_that_was_lost_is_said_again_to_a_worker_that_no_heartbeat_had_named_yet() -> None:
-    bench = Bench()
+def refuted(bench: Bench) -> tuple[ScriptedNode, ScriptedNode]:
+    """A node whose NaN another one has refuted, before a heartbeat has named its worker; and the other one."""
     bad, good = working(bench, "bad", "good", leaves=2)
     brings(good, Span(1, 2))
     bad.say(m.Fault(bad.session, "nonfinite", "NaN", 4, bad.attempt, 0))
     brings(good, Span(0, 1))
     assert [restart.worker_pid for restart in bad.heard(m.Restart, CONTROL)] == [0]
+    return bad, good
+
+
+def test_a_restart_that_was_lost_is_said_again_to_a_worker_that_no_heartbeat_had_named_yet() -> None:
+    bench = Bench()
+    bad, _ = refuted(bench)
     bad.beat(7)  # the message was lost, and the worker is there still
     assert [restart.worker_pid for restart in bad.heard(m.Restart, CONTROL)] == [7]
     bad.beat(0)
@@ -168,11 +174,7 @@ def test_a_restart_that_was_lost_is_said_again_to_a_worker_that_no_heartbeat_had
 
 def test_a_restart_that_was_lost_with_the_connection_is_said_again_when_the_worker_comes_back() -> None:
     bench = Bench()
-    bad, good = working(bench, "bad", "good", leaves=2)
-    brings(good, Span(1, 2))
-    bad.say(m.Fault(bad.session, "nonfinite", "NaN", 4, bad.attempt, 0))
-    brings(good, Span(0, 1))
-    bad.heard(m.Restart, CONTROL)
+    bad, good = refuted(bench)
     bench.cluster.members.unreachable(CONTROL, bad.control, bench.now)
     good.beat()
     bench.tick(bench.cluster.settings.timing.return_seconds + 1.0)

@@ -37,7 +37,7 @@ class QuietHub:
 
 
 class InterruptError(BaseException):
-    """What the signal raises."""
+    """The exception that the signal raises."""
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:

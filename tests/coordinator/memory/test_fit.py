@@ -24,12 +24,12 @@ def rows(length: int = 60) -> ListRows:
     return ListRows([make_row(i, list(range(length)), 3) for i in range(4)])
 
 
-def config_of(model: Path, **memory: Any) -> RunConfig:
+def config_of(model: Path, *, max_length: int = 64, **memory: Any) -> RunConfig:
     return RunConfig(
         model=str(model),
         output=model / "run",
         data=DataConfig(path="none"),
-        batch=BatchConfig(size=4, max_length=64),
+        batch=BatchConfig(size=4, max_length=max_length),
         lora=LoraConfig(rank=4),
         memory=MemoryConfig(**memory),
     )

@@ -36,7 +36,7 @@ SHAPE = ModelShape(4, 256, 4, 256, 128, 768, 8192, half=False)
 
 
 def answer_of(layers: tuple[int, ...], *, kept: list[tuple[int, int]], once: int, head: int) -> ProbeAnswer:
-    """What a machine measures whose layers keep `token * T + pair * T * T` of each kind, and hold `once * T` beside."""
+    """A measurement where the layers of each kind keep `token * T + pair * T * T`, and hold `once * T` beside."""
 
     def held(kind: int, tokens: int) -> int:
         token, pair = kept[kind]

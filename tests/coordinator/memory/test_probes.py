@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from mlxdist.coordinator.config.hosts import NodeSpec, local_hosts
-from mlxdist.coordinator.config.schema import BatchConfig, DataConfig, LoraConfig, MemoryConfig, RunConfig
+from mlxdist.coordinator.config.schema import LoraConfig, RunConfig
 from mlxdist.coordinator.launch.roster import Roster
 from mlxdist.coordinator.memory.fit import Machine, fit, kept_settings, memory_need
 from mlxdist.coordinator.memory.measured import MeasuredModel, measured_model
@@ -29,31 +29,20 @@ from mlxdist.coordinator.training.measure_memory import measured_on
 from mlxdist.protocol.errors import ConfigError
 from mlxdist.protocol.memory_probe import MOST_ANSWER, SHORT, ProbeAnswer
 from scripts.check_memory_law import cells
-from tests.coordinator.memory.test_fit import long_model
+from tests.coordinator.memory import test_fit
+from tests.coordinator.memory.test_fit import long_model, rows
 from tests.coordinator.memory.test_measured import answer_of
-from tests.laws.memory_fleet import ListRows, make_row
 
 LARGE = Machine(64 * 2**30, 60 * 2**30, "Linux")
 HERE = MachineKind("Darwin", "Apple M4", "0.32.4", "0.32.0")
 
 
 def config_of(model: Path, **memory: object) -> RunConfig:
-    return RunConfig(
-        model=str(model),
-        output=model / "run",
-        data=DataConfig(path="none"),
-        batch=BatchConfig(size=4, max_length=8192),
-        lora=LoraConfig(rank=4),
-        memory=MemoryConfig(**memory),  # type: ignore[arg-type]
-    )
-
-
-def rows(length: int = 60) -> ListRows:
-    return ListRows([make_row(i, list(range(length)), 3) for i in range(4)])
+    return test_fit.config_of(model, max_length=8192, **memory)
 
 
 def answer_like(shape: ModelShape, factor: float) -> ProbeAnswer:
-    """What a machine would measure that needs `factor` times what the table predicts for a short row."""
+    """The measurement of a machine that needs `factor` times what the table predicts for a short row."""
     layers = (0,) * shape.layers
     leaf = LeafSize(SHORT, SHORT, SHORT)
     whole = peak(shape, leaf, segment_size=WHOLE_GRAPH, head_chunk=32)
